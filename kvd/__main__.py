@@ -1,0 +1,59 @@
+"""`python -m kvd`: serve in the foreground, or run one of the commands."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+# Imported only when called: serving needs none of them, and none needs the server.
+COMMANDS = {
+    "demo": "kvd.demo",
+    "replay": "kvd.replay",
+    "statctl": "kvd.statctl",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-"):
+        command = arguments[0]
+        if command not in COMMANDS:
+            sys.stderr.write(
+                f"kvd: unknown command {command!r}; the commands are "
+                f"{', '.join(sorted(COMMANDS))}, and no command serves\n"
+            )
+            return 2
+        module = importlib.import_module(COMMANDS[command])
+        status: int = module.main(arguments[1:])
+        return status
+    return _serve(arguments)
+
+
+def _serve(arguments: list[str]) -> int:
+    from kvd.config import parse
+    from kvd.daemon import serve
+    from kvd.errors import ConfigError, RefusedError
+
+    try:
+        config = parse(arguments)
+        logging.basicConfig(
+            level=config.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        return serve(config)
+    except ConfigError as error:
+        sys.stderr.write(f"kvd: {error}\n")
+        return 2
+    except RefusedError as error:
+        sys.stderr.write(f"kvd: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

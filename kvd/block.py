@@ -1,0 +1,97 @@
+"""A block in memory, and the retention classes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvd.namespaces import Namespace
+    from kvd.session import Session
+
+
+class Retention(IntEnum):
+    """How long a block is worth keeping; ordered, a refresh never lowers it."""
+
+    NONE = 0  # Not stored at all.
+    EPHEMERAL = 1  # Memory only.
+    SHORT = 2  # Written to the long tier when it leaves memory.
+    LONG = 3  # Written to the long tier at once.
+
+
+RETENTION_BY_NAME = {kind.name.lower(): kind for kind in Retention}
+
+
+class Block:
+    """One value in one slot.
+
+    Attributes
+    ----------
+    version : int
+        The even sequence its slot was published under.
+    expires_ns : int
+        Boot clock; 0 means never.
+    durable : bool
+        True when the long tier had it the last time that was known.
+    place : OrderedDict or None
+        The eviction list it stands in; None while it may not be evicted (queued for or in
+        flight to the long tier).
+    writing : bool
+        Queued or in flight to the long tier.
+    gone : bool
+        Deleted or cleared meanwhile: whatever lands for it is thrown away.
+    watchers : list of (session, ticket)
+        Who waits to hear that it is durable.
+    """
+
+    __slots__ = (
+        "checksum",
+        "durable",
+        "expires_ns",
+        "gone",
+        "key",
+        "length",
+        "namespace",
+        "place",
+        "retention",
+        "slot",
+        "version",
+        "watchers",
+        "writing",
+    )
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        key: bytes,
+        slot: int,
+        length: int,
+        checksum: int,
+        retention: Retention,
+        expires_ns: int,
+    ) -> None:
+        self.namespace = namespace
+        self.key = key
+        self.slot = slot
+        self.length = length
+        self.checksum = checksum
+        self.retention = retention
+        self.expires_ns = expires_ns
+        self.version = 0
+        self.durable = False
+        self.place: OrderedDict[Block, None] | None = None
+        self.writing = False
+        self.gone = False
+        self.watchers: list[tuple[Session, int]] = []
+
+    @property
+    def disk_key(self) -> bytes:
+        """Return the key on the long tier: the same on every host and after every restart."""
+        return self.namespace.prefix + self.key
+
+    def resolve(self, durable: bool | None) -> None:
+        """Tell the watching sessions: durable, dropped, or (None) removed by request."""
+        watchers, self.watchers = self.watchers, []
+        for session, ticket in watchers:
+            session.resolve(ticket, durable)

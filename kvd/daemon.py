@@ -1,0 +1,165 @@
+"""The daemon: puts the parts together, serves until told to stop, and stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from tablespace import TablespaceError, format_size
+
+from kvd.arena import Arena
+from kvd.cache import Cache
+from kvd.config import Config
+from kvd.errors import ConfigError
+from kvd.listening import ListeningSocket
+from kvd.long_tier import LongTier
+from kvd.memory_tier import MemoryTier
+from kvd.namespaces import Namespaces
+from kvd.server import TICK_S, Connection, Server
+from kvd.version import __version__
+
+# The loop gets the GIL back sooner from the disk threads: 5 ms, the default, is far above a
+# request's time.
+SWITCH_INTERVAL_S = 0.0005
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> int:
+    """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with contextlib.closing(ListeningSocket(config.socket)) as listening:
+        return asyncio.run(_run(config, listening))
+
+
+async def _run(config: Config, listening: ListeningSocket) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    long_tier = None
+    if config.long_path is not None:
+        long_tier = LongTier(
+            config.long_path, config.long_bytes, config.slot_bytes, config.io_mode
+        )
+        try:
+            await long_tier.on_writer(long_tier.open_region)
+        except BaseException:
+            long_tier.shut_down()
+            raise
+    try:
+        return await _serve(config, listening, long_tier, stop)
+    finally:
+        if long_tier is not None:
+            long_tier.shut_down()
+
+
+async def _serve(
+    config: Config, listening: ListeningSocket, long_tier: LongTier | None, stop: asyncio.Event
+) -> int:
+    loop = asyncio.get_running_loop()
+    try:
+        arena = Arena(config.max_bytes, config.slot_bytes)
+    except OSError as error:
+        raise ConfigError(f"--max-bytes {config.max_bytes}: {error}; ask for less") from error
+    arena.pin()
+    memory = MemoryTier(arena, writes_back=long_tier is not None)
+    names_directory = config.long_path if long_tier is not None else None
+    cache = Cache(memory, Namespaces(names_directory), long_tier)
+    notes = list(config.notes)
+    if arena.pin_refusal is not None:
+        notes.append(f"memory is not pinned: {arena.pin_refusal}")
+    server = Server(arena, cache, notes)
+
+    def populated(first: int, count: int) -> None:
+        _call_in_loop(loop, lambda: memory.add_slots(first, count))
+
+    def population_failed(error: OSError) -> None:
+        logger.error(
+            "the kernel gave no more memory after %d of %d slots (%s); the rest stays unused",
+            arena.populated_slots,
+            arena.slot_count,
+            error,
+        )
+
+    arena.populate_in_background(populated, population_failed)
+    listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
+    ticker = loop.create_task(_tick(server))
+    listening.announce()
+    await _banner(config, server, long_tier)
+    await stop.wait()
+
+    logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
+    server.stopping = True
+    listener.close()
+    server.close_connections()
+    await _drain(cache, long_tier, config.drain_timeout_s)
+    ticker.cancel()
+    if long_tier is None or long_tier.failure is None:
+        arena.close()
+    logger.info("stopped")
+    return 0
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        pass  # The loop is closed: the daemon is ending and needs no more slots.
+
+
+async def _tick(server: Server) -> None:
+    while True:
+        server.tick()
+        await asyncio.sleep(TICK_S)
+
+
+async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> None:
+    """Write what is dirty, then close the region with its snapshot."""
+    if long_tier is None or cache.write_back is None:
+        return
+    deadline = time.monotonic() + timeout_s
+    left = await cache.write_back.drain(timeout_s)
+    if left:
+        logger.warning("%d blocks could not be written in time and are dropped", left)
+    closing = asyncio.ensure_future(long_tier.on_writer(long_tier.close_region))
+    try:
+        # The snapshot only saves time at the next start, so it may not cost the stop its bound.
+        await asyncio.wait_for(closing, max(1.0, deadline - time.monotonic()))
+    except asyncio.TimeoutError:
+        logger.warning("the region's snapshot was not ready in time; the journal has it all")
+    except (TablespaceError, OSError) as error:
+        logger.error("closing the region failed: %s", error)
+
+
+async def _banner(config: Config, server: Server, long_tier: LongTier | None) -> None:
+    lines = [
+        f"kvd {__version__} serves on {config.socket}",
+        f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
+        f"of {format_size(server.arena.slot_bytes)}",
+    ]
+    if long_tier is None:
+        lines.append("  disk     none; --long-path DIR adds a tier that survives restarts")
+    else:
+        stats = await long_tier.on_reader(long_tier.stats)
+        lines.append(
+            f"  disk     {format_size(config.long_bytes)} in {long_tier.directory}, "
+            f"{stats.capacity} slots, io {stats.io_mode} by {stats.io_engine}"
+        )
+        lines.append(
+            f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
+            f"from {stats.recovery.source}"
+        )
+    lines += [f"  note     {note}" for note in server.notes]
+    lines += [
+        f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",
+        "  expect   'first hit: ...' here once a block is found; "
+        f"counters: python -m kvd.statctl --socket {config.socket}",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,141 @@
+"""Dispatch: which call of the cache answers which op.
+
+A handler returns its reply, or a coroutine of it when the long tier has to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from kvd import protocol
+from kvd.cache import Keep
+from kvd.protocol import Message
+
+if TYPE_CHECKING:
+    from kvd.server import Server
+    from kvd.session import Session
+
+Answer = Message | Coroutine[Any, Any, Message]
+Handler = Callable[["Server", "Session", Any], Answer]
+
+
+def _get(server: Server, session: Session, request: protocol.Get) -> Answer:
+    return _look_up(server, request.id, request.namespace, [request.key], request.inline)
+
+
+def _batch_get(server: Server, session: Session, request: protocol.BatchGet) -> Answer:
+    return _look_up(server, request.id, request.namespace, request.keys, request.inline)
+
+
+def _look_up(
+    server: Server, request_id: int, name: str, keys: list[bytes], inline: bool
+) -> Answer:
+    hits, missing = server.cache.get(name, keys, inline)
+    if not missing:
+        return protocol.Found(id=request_id, hits=hits)
+
+    async def rest() -> Message:
+        found = await server.cache.fetch(name, keys, inline, hits, missing)
+        return protocol.Found(id=request_id, hits=found)
+
+    return rest()
+
+
+def _set(server: Server, session: Session, request: protocol.Set) -> Answer:
+    item = protocol.SetItem(request.key, request.value, request.checksum)
+    keep = Keep.of(request.retention, request.ttl_s)
+    results = server.cache.set_inline(session, request.namespace, [item], keep)
+    return protocol.StoredReply(id=request.id, results=results)
+
+
+def _batch_set(server: Server, session: Session, request: protocol.BatchSet) -> Answer:
+    keep = Keep.of(request.retention, request.ttl_s)
+    results = server.cache.set_inline(session, request.namespace, request.items, keep)
+    return protocol.StoredReply(id=request.id, results=results)
+
+
+def _reserve(server: Server, session: Session, request: protocol.Reserve) -> Answer:
+    keep = Keep.of(request.retention, request.ttl_s)
+    grants = server.cache.reserve(
+        session, request.namespace, request.sizes, request.keys, keep
+    )
+    return protocol.Granted(id=request.id, grants=grants)
+
+
+def _commit(server: Server, session: Session, request: protocol.Commit) -> Answer:
+    keep = Keep.of(request.retention, request.ttl_s)
+    results = server.cache.commit(session, request.namespace, request.items, keep)
+    return protocol.StoredReply(id=request.id, results=results)
+
+
+def _cancel(server: Server, session: Session, request: protocol.Cancel) -> Answer:
+    return protocol.Counted(id=request.id, count=server.cache.cancel(session, request.slots))
+
+
+async def _exists(server: Server, session: Session, request: protocol.Exists) -> Message:
+    present = await server.cache.exists(request.namespace, request.keys)
+    return protocol.Presence(id=request.id, present=present)
+
+
+async def _locate(server: Server, session: Session, request: protocol.Locate) -> Message:
+    locations = await server.cache.locate(request.namespace, request.keys)
+    return protocol.Located(id=request.id, locations=locations)
+
+
+async def _match_prefix(
+    server: Server, session: Session, request: protocol.MatchPrefix
+) -> Message:
+    present = await server.cache.exists(request.namespace, request.keys)
+    count = present.index(False) if False in present else len(present)
+    return protocol.Counted(id=request.id, count=count)
+
+
+def _touch(server: Server, session: Session, request: protocol.Touch) -> Answer:
+    count = server.cache.touch(request.namespace, request.keys)
+    return protocol.Counted(id=request.id, count=count)
+
+
+async def _delete(server: Server, session: Session, request: protocol.Delete) -> Message:
+    count = await server.cache.delete(request.namespace, request.keys)
+    return protocol.Counted(id=request.id, count=count)
+
+
+async def _clear(server: Server, session: Session, request: protocol.Clear) -> Message:
+    cleared = await server.cache.clear(request.namespace)
+    return protocol.ClearedReply(id=request.id, cleared=cleared)
+
+
+async def _flush(server: Server, session: Session, request: protocol.Flush) -> Message:
+    flushed = await server.cache.flush(session, request.timeout_s)
+    return protocol.FlushedReply(id=request.id, flushed=flushed)
+
+
+async def _stats(server: Server, session: Session, request: protocol.StatsRequest) -> Message:
+    return protocol.StatsReply(id=request.id, stats=await server.stats())
+
+
+def _namespaces(
+    server: Server, session: Session, request: protocol.NamespacesRequest
+) -> Answer:
+    return protocol.NamespacesReply(id=request.id, names=server.cache.namespaces.names())
+
+
+HANDLERS: dict[type[Message], Handler] = {
+    protocol.Get: _get,
+    protocol.BatchGet: _batch_get,
+    protocol.Set: _set,
+    protocol.BatchSet: _batch_set,
+    protocol.Reserve: _reserve,
+    protocol.Commit: _commit,
+    protocol.Cancel: _cancel,
+    protocol.Exists: _exists,
+    protocol.Locate: _locate,
+    protocol.MatchPrefix: _match_prefix,
+    protocol.Touch: _touch,
+    protocol.Delete: _delete,
+    protocol.Clear: _clear,
+    protocol.Flush: _flush,
+    protocol.StatsRequest: _stats,
+    protocol.NamespacesRequest: _namespaces,
+}

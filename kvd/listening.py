@@ -1,0 +1,154 @@
+"""The daemon's socket: one holder, a name that appears only when it serves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+
+from kvd.errors import ConfigError, RefusedError
+
+MAX_SOCKET_PATH_BYTES = 107  # unix(7): sun_path, less its NUL.
+BACKLOG = 128
+PROBE_TIMEOUT_S = 1.0
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid.
+
+
+def peer_credentials(connected: socket.socket) -> tuple[int, int, int]:
+    """Return (pid, uid, gid) of the process at the other end; see SO_PEERCRED in unix(7)."""
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, gid = CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
+class ListeningSocket:
+    """A Unix socket under a temporary name until `announce`.
+
+    Parameters
+    ----------
+    path : str
+        Where clients will find it.
+
+    Raises
+    ------
+    RefusedError
+        When a daemon serves or starts there; names it.
+    ConfigError
+        When the path cannot be used.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._temporary = f"{path}.{os.getpid()}"
+        self._announced = False
+        if len(os.fsencode(self._temporary)) > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"--socket {path}: too long for a socket, which takes "
+                f"{MAX_SOCKET_PATH_BYTES} bytes; choose a shorter path"
+            )
+        try:
+            self._lock_fd = self._take_lock()
+            self.socket = self._bind()
+        except OSError as error:
+            raise ConfigError(
+                f"--socket {path}: {error}; choose a path in a directory you can write to"
+            ) from error
+
+    def announce(self) -> None:
+        """Give the socket its name: from now on clients connect."""
+        os.rename(self._temporary, self.path)
+        self._announced = True
+
+    def close(self) -> None:
+        """Take the name away and close."""
+        self.socket.close()
+        for path in (self.path if self._announced else self._temporary, self._lock_path):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+        os.close(self._lock_fd)
+
+    @property
+    def _lock_path(self) -> str:
+        return f"{self.path}.lock"
+
+    def _take_lock(self) -> int:
+        """Hold the lock file for life: it decides between two daemons that start together."""
+        if not os.path.isdir(os.path.dirname(os.path.abspath(self.path))):
+            raise ConfigError(
+                f"--socket {self.path}: its directory does not exist; make it, or choose another"
+            )
+        if os.path.exists(self.path) and not _is_socket(self.path):
+            raise ConfigError(
+                f"--socket {self.path}: is there and is no socket; remove it, or choose another"
+            )
+        while True:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                starting = os.pread(fd, 32, 0).decode(errors="replace").strip()
+                os.close(fd)
+                holder = _live_holder(self.path) or starting or "unknown"
+                raise RefusedError(
+                    f"the socket {self.path} is in use by process {holder}; stop that one, or "
+                    "choose another --socket"
+                ) from None
+            if _same_file(fd, self._lock_path):
+                break
+            os.close(fd)  # Its holder removed it between our open and our lock.
+        holder = _live_holder(self.path)
+        if holder:
+            os.close(fd)
+            raise RefusedError(
+                f"the socket {self.path} is in use by process {holder}; stop that one, or "
+                "choose another --socket"
+            )
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    def _bind(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            os.unlink(self._temporary)
+        except FileNotFoundError:
+            pass
+        # The mode is set by umask at bind(2): a chmod after it would leave a moment between.
+        previous = os.umask(0o177)
+        try:
+            listening.bind(self._temporary)
+        finally:
+            os.umask(previous)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+        return listening
+
+
+def _is_socket(path: str) -> bool:
+    return stat.S_ISSOCK(os.stat(path).st_mode)
+
+
+def _same_file(fd: int, path: str) -> bool:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
+
+
+def _live_holder(path: str) -> int | None:
+    """Return the pid that listens on a path; None when nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_TIMEOUT_S)
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except OSError:
+            return None if not os.path.exists(path) else 0
+        return peer_credentials(probe)[0]

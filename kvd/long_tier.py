@@ -1,0 +1,282 @@
+"""The long tier: a tablespace region, reached only from threads made for it.
+
+The event loop never calls the store. One thread writes, in the order it was asked to, so a
+delete asked for after a write is done after it; a few threads read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import tablespace
+from tablespace import StoreStats, TablespaceError, checksum64
+
+from kvd.errors import ConfigError, RefusedError
+from kvd.latency import LatencyRing
+from kvd.results import Cleared
+
+READER_THREADS = 4
+DELETE_BATCH = 256  # One commit group of the engine.
+REGION_DIRECTORY = "region"
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Outcome(Enum):
+    """How one block's write ended."""
+
+    DURABLE = "durable"
+    DROPPED = "dropped"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True)
+class WriteItem:
+    """One block on its way to the medium: all that the writing thread may look at."""
+
+    key: bytes
+    view: memoryview
+    checksum: int
+
+
+@dataclass(frozen=True)
+class ReadValue:
+    """One block that was read: its length and the checksum it was verified against."""
+
+    length: int
+    checksum: int
+
+
+@dataclass
+class LongCounters:
+    """What happened on the long tier."""
+
+    hits: int = 0
+    misses: int = 0
+    dropped: int = 0
+    corrupt: int = 0
+    blocks_written: int = 0
+    bytes_written: int = 0
+    blocks_promoted: int = 0
+    bytes_read: int = 0
+    reads_failed: int = 0
+    promotions_no_room: int = 0
+
+
+class LongTier:
+    """One region and its threads.
+
+    Parameters
+    ----------
+    directory : Path
+        The long path; the region lies in `directory/region`.
+    max_bytes, slot_bytes : int
+        Geometry of the region.
+    io_mode : str
+        As tablespace's.
+
+    Notes
+    -----
+    `open_region`, `write`, `read`, `contains`, `delete`, `clear` and `close_region` block and
+    are for the threads; `on_writer` and `on_reader` run them there and are for the loop.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int, slot_bytes: int, io_mode: str) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self.slot_bytes = slot_bytes
+        self.counters = LongCounters()
+        self.write_latency = LatencyRing()
+        self.promotion_latency = LatencyRing()
+        self.reads_waiting = 0
+        self.failure: str | None = None
+        self._io_mode = io_mode
+        self._store: tablespace.Store | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="kvd-read")
+
+    # -- for the loop --------------------------------------------------------------------------
+
+    def on_writer(
+        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Run a call on the writing thread, after everything asked of it before."""
+        return asyncio.wrap_future(self._writer.submit(call, *args, **kwargs))
+
+    def on_reader(
+        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Run a call on a reading thread."""
+        return asyncio.wrap_future(self._readers.submit(call, *args, **kwargs))
+
+    def shut_down(self) -> None:
+        """Stop the threads; what they are doing now is not waited for."""
+        self._writer.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    # -- for the threads -----------------------------------------------------------------------
+
+    @property
+    def store(self) -> tablespace.Store:
+        """Return the open store."""
+        if self._store is None:
+            raise ConfigError("the region is not open")
+        return self._store
+
+    def open_region(self) -> None:
+        """Open or create the region.
+
+        Raises
+        ------
+        RefusedError
+            When another process holds it; names the holder.
+        ConfigError
+            When it cannot be opened as asked.
+        """
+        path = self.directory / REGION_DIRECTORY
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._store = tablespace.open(
+                os.fspath(path),
+                max_bytes=self.max_bytes,
+                slot_bytes=self.slot_bytes,
+                io_mode=self._io_mode,
+                recover="salvage",
+                on_full="evict",
+                eviction="lru",
+            )
+        except tablespace.BusyError as error:
+            raise RefusedError(
+                f"the region {path} is in use by {_holder(error)}; stop that one, or choose "
+                "another --long-path"
+            ) from error
+        except (TablespaceError, ValueError) as error:
+            raise ConfigError(
+                f"--long-path {self.directory}: {error}; give the flags the region was made "
+                "with, or another directory"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"--long-path {self.directory}: {error}; give it room or permission, or lower "
+                "--long-bytes"
+            ) from error
+
+    def write(self, items: Sequence[WriteItem], touched: Sequence[bytes]) -> list[Outcome]:
+        """Make blocks durable, refreshing recency first; those already there are not written.
+
+        The checksum given at COMMIT is compared with the bytes before, and with what the store
+        recorded after: a client that scribbles in between is found out.
+        """
+        store = self.store
+        outcomes = [Outcome.DURABLE] * len(items)
+        if touched:
+            store.touch_many(list(touched))
+        present = store.contains_many([item.key for item in items])
+        absent: list[int] = []
+        for position, item in enumerate(items):
+            if checksum64(item.view) != item.checksum:
+                outcomes[position] = Outcome.CORRUPT
+            elif not (present[position] and self._holds(item)):
+                absent.append(position)
+        known = [item.key for item, there in zip(items, present, strict=True) if there]
+        if known:
+            store.touch_many(known)
+        if not absent:
+            return outcomes
+        written = store.put_many([(items[position].key, items[position].view)
+                                  for position in absent])
+        for position, kept in zip(absent, written, strict=True):
+            item = items[position]
+            if not kept:
+                outcomes[position] = Outcome.DROPPED
+            elif not self._holds(item) and item.key in store:
+                store.delete(item.key)
+                outcomes[position] = Outcome.CORRUPT
+            else:
+                self.counters.blocks_written += 1
+                self.counters.bytes_written += len(item.view)
+        return outcomes
+
+    def _holds(self, item: WriteItem) -> bool:
+        entry = self.store.stat(item.key)
+        return (
+            entry is not None
+            and entry.checksum == item.checksum
+            and entry.length == len(item.view)
+        )
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return which keys the region has. A look into its index in RAM."""
+        return self.store.contains_many(list(keys))
+
+    def read(
+        self, keys: Sequence[bytes], views: Sequence[memoryview]
+    ) -> list[ReadValue | None]:
+        """Read blocks straight into the given memory; the store verifies each checksum."""
+        store = self.store
+        before = [store.stat(key) for key in keys]
+        lengths = store.get_many_into(list(keys), list(views))
+        values: list[ReadValue | None] = []
+        for key, entry, length in zip(keys, before, lengths, strict=True):
+            after = store.stat(key) if length is not None and entry is not None else None
+            if length is None or entry is None or after is None or after.seq != entry.seq:
+                # Replaced meanwhile: which checksum belongs to these bytes is not known.
+                values.append(None)
+            else:
+                values.append(ReadValue(length, entry.checksum))
+        return values
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Refresh recency."""
+        self.store.touch_many(list(keys))
+
+    def delete(self, keys: Sequence[bytes]) -> list[bool]:
+        """Delete keys durably and return which were there."""
+        store = self.store
+        present = store.contains_many(list(keys))
+        store.delete_many([key for key, there in zip(keys, present, strict=True) if there])
+        return present
+
+    def clear(self, prefix: bytes, counted: frozenset[bytes]) -> Cleared:
+        """Delete everything under a prefix durably; keys in `counted` are not counted again."""
+        store = self.store
+        keys = [key for key in store if key.startswith(prefix)]
+        entries = 0
+        size_bytes = 0
+        for key in keys:
+            if key not in counted:
+                entry = store.stat(key)
+                entries += 1
+                size_bytes += entry.length if entry is not None else 0
+        for first in range(0, len(keys), DELETE_BATCH):
+            store.delete_many(keys[first : first + DELETE_BATCH])
+        return Cleared(entries, size_bytes)
+
+    def stats(self) -> StoreStats:
+        """Return the store's own statistics."""
+        return self.store.stats()
+
+    def close_region(self) -> None:
+        """Write the snapshot and release the region."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def _holder(error: tablespace.BusyError) -> str:
+    """Return how to call the process that holds a region."""
+    holder = getattr(error, "holder", None)
+    if not isinstance(holder, dict):
+        return str(error)
+    where = f" on host {holder['host']}" if holder.get("host") else ""
+    return f"process {holder.get('pid', 'unknown')}{where}"

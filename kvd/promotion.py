@@ -1,0 +1,170 @@
+"""Promotion: blocks of the long tier read straight into arena slots, once however many ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from tablespace import TablespaceError
+
+from kvd.block import Block, Retention
+from kvd.long_tier import LongTier, ReadValue
+from kvd.memory_tier import MemoryTier
+from kvd.namespaces import Namespace
+
+READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
+LONG_TIMEOUT_S = 2.0  # A read that takes longer is a miss for the asker, and still promotes.
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Promotion:
+    """One block on its way into memory.
+
+    Attributes
+    ----------
+    generation : int
+        The namespace's, when the read began; another one at publishing time voids it.
+    void : bool
+        Its key was deleted or stored anew meanwhile.
+    block : Block or None
+        The result.
+    """
+
+    namespace: Namespace
+    key: bytes
+    slot: int
+    generation: int
+    void: bool = False
+    block: Block | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Promoter:
+    """Single-flight reads from the long tier. Event loop only."""
+
+    def __init__(self, memory: MemoryTier, long_tier: LongTier) -> None:
+        self._memory = memory
+        self._long = long_tier
+        self._flying: dict[tuple[int, bytes], Promotion] = {}
+
+    def void(self, namespace: Namespace, key: bytes) -> None:
+        """Make sure that a read under way for a key publishes nothing."""
+        promotion = self._flying.pop((namespace.id, key), None)
+        if promotion is not None:
+            promotion.void = True
+
+    async def fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | None]:
+        """Return the blocks of keys that memory did not have, promoted; None for a miss."""
+        self._long.reads_waiting += 1
+        try:
+            return await self._fetch(namespace, keys)
+        finally:
+            self._long.reads_waiting -= 1
+
+    async def _fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | None]:
+        generation = namespace.generation
+        deadline = time.monotonic() + LONG_TIMEOUT_S
+        on_disk = await self._present(namespace, keys)
+        found: list[Block | Promotion | None] = []
+        fresh: list[Promotion] = []
+        for key, there in zip(keys, on_disk, strict=True):
+            # Everything may have changed while the index was asked.
+            current = self._memory.find(namespace, key)
+            flying = self._flying.get((namespace.id, key))
+            if current is not None:
+                found.append(current)
+            elif flying is not None:
+                found.append(flying)
+            elif there and namespace.generation == generation and namespace.disk_counts(key):
+                promotion = self._begin(namespace, key)
+                if promotion is not None:
+                    fresh.append(promotion)
+                found.append(promotion)
+            else:
+                found.append(None)
+        for first in range(0, len(fresh), READ_BLOCKS):
+            part = fresh[first : first + READ_BLOCKS]
+            task = asyncio.create_task(self._read(part))
+            for promotion in part:
+                promotion.task = task
+        await self._wait(found, deadline)
+        blocks: list[Block | None] = []
+        for item in found:
+            block = item.block if isinstance(item, Promotion) else item
+            blocks.append(block if block is not None and not block.gone else None)
+        return blocks
+
+    async def _present(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
+        prefix = namespace.prefix
+        try:
+            return await self._long.on_reader(
+                self._long.contains, [prefix + key for key in keys]
+            )
+        except (TablespaceError, OSError) as error:
+            logger.warning("the long tier could not be asked: %s", error)
+            return [False] * len(keys)
+
+    async def _wait(self, found: list[Block | Promotion | None], deadline: float) -> None:
+        tasks = {
+            item.task for item in found if isinstance(item, Promotion) and item.task is not None
+        }
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+
+    def _begin(self, namespace: Namespace, key: bytes) -> Promotion | None:
+        reserved = self._memory.reserve()
+        if reserved is None:
+            self._long.counters.promotions_no_room += 1
+            return None
+        promotion = Promotion(namespace, key, reserved[0], namespace.generation)
+        self._flying[namespace.id, key] = promotion
+        return promotion
+
+    async def _read(self, promotions: list[Promotion]) -> None:
+        started = time.monotonic()
+        views = [
+            self._memory.arena.view(promotion.slot, self._memory.arena.slot_bytes)
+            for promotion in promotions
+        ]
+        keys = [promotion.namespace.prefix + promotion.key for promotion in promotions]
+        values: list[ReadValue | None]
+        try:
+            values = await self._long.on_reader(self._long.read, keys, views)
+        except (TablespaceError, OSError, ValueError) as error:
+            logger.warning("reading %d blocks failed: %s", len(keys), error)
+            self._long.counters.reads_failed += len(keys)
+            values = [None] * len(keys)
+        finally:
+            for view in views:
+                view.release()
+        for promotion, value in zip(promotions, values, strict=True):
+            self._land(promotion, value)
+        self._long.promotion_latency.add(time.monotonic() - started)
+
+    def _land(self, promotion: Promotion, value: ReadValue | None) -> None:
+        namespace, key = promotion.namespace, promotion.key
+        if self._flying.get((namespace.id, key)) is promotion:
+            del self._flying[namespace.id, key]
+        current = self._memory.find(namespace, key)
+        if (
+            value is None
+            or current is not None
+            or promotion.void
+            or promotion.generation != namespace.generation
+            or not namespace.disk_counts(key)
+        ):
+            self._memory.unreserve(promotion.slot)
+            promotion.block = current
+            return
+        block = Block(
+            namespace, key, promotion.slot, value.length, value.checksum, Retention.LONG, 0
+        )
+        block.durable = True
+        self._memory.publish(block)
+        promotion.block = block
+        self._long.counters.blocks_promoted += 1
+        self._long.counters.bytes_read += value.length

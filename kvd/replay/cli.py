@@ -1,0 +1,221 @@
+"""The command line of ``kvd replay``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from kvd import Client, UnavailableError
+from kvd.replay import killreport, report
+from kvd.replay.connect import namespace_name, wait_until_connected
+from kvd.replay.counters import read_counts
+from kvd.replay.daemon import Daemon, DaemonError, scratch_daemon, scratch_parent
+from kvd.replay.driver import Driver
+from kvd.replay.generate import Shape, generate, parse_shape
+from kvd.replay.killcheck import KillCheck
+from kvd.replay.progress import Meter
+from kvd.replay.trace import Request, TraceError, read_trace
+from tablespace import parse_size
+
+EXIT_DONE = 0
+EXIT_WRONG = 1
+EXIT_USAGE = 2
+SLOT_MULTIPLE = 4096
+CONNECT_TIMEOUT_S = 2.0
+"""Patience with a daemon that should be serving already."""
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _speed(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
+    return number
+
+
+def _shape(text: str) -> Shape:
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _block_bytes(text: str) -> int:
+    number = _size(text)
+    if number < 512 or number % 512:
+        raise argparse.ArgumentTypeError(f"must be a multiple of 512 bytes, not {number}")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's argument parser."""
+    found = argparse.ArgumentParser(
+        prog="kvd replay",
+        description="Drive a daemon with a request trace and verify every byte it serves. "
+        "Without --socket, a daemon is started over a temporary region and both are removed "
+        "afterwards.",
+        epilog="Exit status: 0 done, 1 wrong bytes or a broken promise or no daemon, 2 usage.",
+    )
+    add = found.add_argument
+    add(
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        help="JSONL trace (timestamp, input_length, output_length, hash_ids); without it, "
+        "conversations are generated",
+    )
+    add("--socket", metavar="PATH", help="drive the daemon that serves here")
+    add("--requests", type=_count, metavar="N", help="stop after this many requests")
+    add(
+        "--block-bytes",
+        type=_block_bytes,
+        default="64K",
+        metavar="SIZE",
+        help="size of a block (default 64K)",
+    )
+    add(
+        "--speed",
+        type=_speed,
+        metavar="X",
+        help="keep the trace's times, X times faster (1: as recorded; default: no waiting)",
+    )
+    add(
+        "--generate",
+        type=_shape,
+        metavar="NAME=VALUE,...",
+        help=f"shape of the generated conversations: {', '.join(Shape.__struct_fields__)}",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the generator and of the kills")
+    add("--json", action="store_true", help="print one JSON document instead of a table")
+    own = found.add_argument_group("the daemon started without --socket")
+    own.add_argument("--max-bytes", type=_size, metavar="SIZE", help="its arena (default 512M)")
+    own.add_argument("--long-bytes", type=_size, metavar="SIZE", help="its region (default 1G)")
+    own.add_argument(
+        "--long-path",
+        type=Path,
+        metavar="DIR",
+        help="make its temporary region below this directory (default $TMPDIR, else /var/tmp)",
+    )
+    own.add_argument(
+        "--kill-rounds",
+        type=_count,
+        metavar="N",
+        help="kill -9 it at N random moments, restart it each time, and check that it has every "
+        "block it had confirmed as durable",
+    )
+    return found
+
+
+OWN_DEFAULTS = {"max_bytes": 512 << 20, "long_bytes": 1 << 30}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``kvd replay`` and return its exit status."""
+    options = parser()
+    arguments = options.parse_args(argv)
+    if arguments.trace is not None and arguments.generate is not None:
+        options.error("--generate describes a workload without TRACE: give one of them")
+    if arguments.socket is not None:
+        for name in ("max_bytes", "long_bytes", "long_path", "kill_rounds"):
+            if getattr(arguments, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                options.error(f"{flag} is for a daemon of replay's own: leave out --socket")
+    for name, value in OWN_DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    # The daemon and its region must go also when the replay is told to end.
+    signal.signal(signal.SIGTERM, _on_terminate)
+    try:
+        return _run(arguments)
+    except (TraceError, DaemonError, UnavailableError, OSError) as error:
+        print(f"kvd replay: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, TraceError) else EXIT_WRONG
+    except KeyboardInterrupt:
+        print("kvd replay: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _on_terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    requests = _requests(arguments)
+    if arguments.socket is not None:
+        return _replay(arguments, requests, arguments.socket)
+    block_bytes: int = arguments.block_bytes
+    parent = arguments.long_path or scratch_parent()
+    if not parent.is_dir():
+        raise FileNotFoundError(f"{parent} is no directory; create it, or name another")
+    with scratch_daemon(
+        parent,
+        max_bytes=arguments.max_bytes,
+        long_bytes=arguments.long_bytes,
+        slot_bytes=-(-block_bytes // SLOT_MULTIPLE) * SLOT_MULTIPLE,
+    ) as daemon:
+        if arguments.kill_rounds is not None:
+            return _kill_check(arguments, requests, daemon)
+        daemon.start()
+        status = _replay(arguments, requests, str(daemon.socket))
+        daemon.stop()
+        return status
+
+
+def _requests(arguments: argparse.Namespace) -> list[Request]:
+    if arguments.trace is not None:
+        return list(read_trace(arguments.trace, arguments.requests))
+    shape = arguments.generate or Shape()
+    return list(generate(shape, seed=arguments.seed, limit=arguments.requests))
+
+
+def _source(arguments: argparse.Namespace) -> str:
+    if arguments.trace is not None:
+        return Path(arguments.trace).name
+    return f"generated, seed {arguments.seed}"
+
+
+def _replay(arguments: argparse.Namespace, requests: list[Request], socket: str) -> int:
+    block_bytes: int = arguments.block_bytes
+    with Client(socket, block_bytes=block_bytes) as client:
+        wait_until_connected(client, CONNECT_TIMEOUT_S)
+        before = read_counts(client.stats())
+        driver = Driver(client.namespace(namespace_name(block_bytes)), block_bytes)
+        with Meter("replay", len(requests)) as meter:
+            outcome = driver.replay(
+                requests, speed=arguments.speed, on_request=lambda request: meter.advance()
+            )
+        counts = read_counts(client.stats()).since(before)
+    result = report.build(outcome, counts, source=_source(arguments), block_bytes=block_bytes)
+    if arguments.json:
+        print(report.as_json(result))
+    else:
+        report.show(result)
+    return EXIT_WRONG if outcome.wrong_bytes else EXIT_DONE
+
+
+def _kill_check(arguments: argparse.Namespace, requests: list[Request], daemon: Daemon) -> int:
+    check = KillCheck(daemon, requests, arguments.block_bytes, seed=arguments.seed)
+    with Meter("kill rounds", arguments.kill_rounds + 1) as meter:
+        result = check.run(arguments.kill_rounds, lambda round_: meter.advance())
+    if arguments.json:
+        print(killreport.as_json(result))
+    else:
+        killreport.show(result, _source(arguments))
+    return EXIT_WRONG if result.wrong_bytes or result.lost else EXIT_DONE

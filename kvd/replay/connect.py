@@ -1,0 +1,50 @@
+"""What every replay asks of a client: its namespace, an answer, what is durable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kvd import Client, UnavailableError
+from kvd.protocol import MAX_BATCH_KEYS
+from kvd.replay.content import key_of
+
+CONNECT_TIMEOUT_S = 30.0
+RETRY_S = 0.01
+CONTENT_VERSION = 1
+"""Part of the namespace: changes with the way contents are derived from ids."""
+
+
+def namespace_name(block_bytes: int) -> str:
+    """Return the namespace of replayed blocks, which differs wherever their bytes differ."""
+    return f"kvd-replay/content-{CONTENT_VERSION}/{block_bytes}"
+
+
+def wait_until_connected(client: Client, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Return once the daemon answers.
+
+    Raises
+    ------
+    kvd.UnavailableError
+        When it does not within the time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            client.stats()
+            return
+        except UnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_S)
+
+
+def durable_of(client: Client, namespace: str, hash_ids: Sequence[int]) -> list[int]:
+    """Return those of the blocks that LOCATE says are durable."""
+    blocks = client.namespace(namespace)
+    durable: list[int] = []
+    for start in range(0, len(hash_ids), MAX_BATCH_KEYS):
+        part = hash_ids[start : start + MAX_BATCH_KEYS]
+        found = blocks.locate([key_of(id_) for id_ in part])
+        durable += [id_ for id_, place in zip(part, found, strict=True) if place.durable]
+    return durable

@@ -1,0 +1,114 @@
+"""Remembers what a daemon promised, to hold it to that after a crash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvd.replay.content import key_of
+from kvd.replay.journal import JournalFollower
+
+NAMESPACE_DIGEST_BYTES = 16
+
+
+def long_key(namespace: str, hash_id: int) -> bytes:
+    """Return the key a block has in the region: SHA-256(namespace)[:16], then its own key."""
+    digest = hashlib.sha256(namespace.encode()).digest()
+    return digest[:NAMESPACE_DIGEST_BYTES] + key_of(hash_id)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the promises of a ledger were worth.
+
+    Parameters
+    ----------
+    confirmed : int
+        Blocks that were confirmed durable.
+    found : int
+        Of these, blocks read back after the crash.
+    evicted : int
+        Of the rest, blocks that the journal says were evicted after they were confirmed.
+    lost : list of int
+        Hash ids of what is left: confirmed, never evicted, gone.
+    """
+
+    confirmed: int
+    found: int
+    evicted: int
+    lost: list[int]
+
+
+class Ledger:
+    """Which blocks are confirmed durable, and at which journal position.
+
+    Parameters
+    ----------
+    namespace : str
+        Name of the namespace the blocks are in.
+    region : pathlib.Path
+        The region's directory; its journal says what was evicted.
+    """
+
+    def __init__(self, namespace: str, region: Path) -> None:
+        self._namespace = namespace
+        self._journal = JournalFollower(region / "index.log")
+        self._unconfirmed: dict[int, None] = {}
+        self._confirmed: dict[int, int] = {}
+
+    def store(self, hash_ids: Iterable[int]) -> None:
+        """Note blocks whose put was acknowledged: from now on they wait for confirmation."""
+        for hash_id in hash_ids:
+            self._unconfirmed[hash_id] = None
+
+    def waiting(self) -> list[int]:
+        """Return the blocks stored and not yet confirmed, oldest first."""
+        return list(self._unconfirmed)
+
+    def position(self) -> int:
+        """Read the journal on and return its last sequence number.
+
+        Notes
+        -----
+        Taken *before* the confirmation is asked for, it makes every eviction that could have
+        followed the confirmation a later one.
+        """
+        return self._journal.poll()
+
+    def confirm(self, hash_ids: Iterable[int], position: int) -> None:
+        """Note blocks as durable, confirmed after the journal had reached ``position``."""
+        for hash_id in hash_ids:
+            self._unconfirmed.pop(hash_id, None)
+            self._confirmed[hash_id] = position
+
+    def confirmed(self) -> list[int]:
+        """Return the blocks confirmed durable."""
+        return list(self._confirmed)
+
+    def forget_unconfirmed(self) -> None:
+        """Drop the blocks that a crash caught unconfirmed: present or not, both are right."""
+        self._unconfirmed.clear()
+
+    def judge(self, absent: Iterable[int]) -> Verdict:
+        """Return the verdict on all confirmed blocks, given those that were not found.
+
+        Blocks that were evicted since, or are lost, are no longer held to be confirmed.
+        """
+        self._journal.poll()
+        total = len(self._confirmed)
+        evicted = 0
+        lost: list[int] = []
+        for hash_id in absent:
+            position = self._confirmed.pop(hash_id)
+            key = long_key(self._namespace, hash_id)
+            if self._journal.evicted.get(key, -1) > position:
+                evicted += 1
+            else:
+                lost.append(hash_id)
+        return Verdict(total, total - evicted - len(lost), evicted, lost)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()

@@ -1,0 +1,308 @@
+"""The server: connections, sessions, and the few things that happen on a timer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from kvd import protocol
+from kvd.arena import Arena
+from kvd.cache import Cache
+from kvd.dispatch import HANDLERS
+from kvd.errors import ProtocolError
+from kvd.listening import peer_credentials
+from kvd.protocol import Message
+from kvd.reports import gather
+from kvd.results import Stats
+from kvd.session import RESERVATION_S, Session
+from kvd.version import __version__
+
+MAX_SESSIONS = 1024
+TICK_S = 0.5  # Heartbeat (clients give up after 2 s), expiry, reservations.
+SWEEP_BLOCKS = 1024  # A tick's share of expired blocks: about a millisecond.
+ORPHAN_GRACE_S = 60.0  # Where no pidfd can tell that a client's process ended.
+MAX_BATCH_BLOCKS = 256
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Everything that serves. Event loop only.
+
+    Parameters
+    ----------
+    arena, cache
+        Ready to use.
+    notes : list of str
+        What was chosen at start; STATS repeats it.
+    """
+
+    def __init__(self, arena: Arena, cache: Cache, notes: list[str]) -> None:
+        self.arena = arena
+        self.cache = cache
+        self.notes = notes
+        self.sessions: dict[int, Session] = {}
+        self.connections: set[Connection] = set()
+        self.errors = 0
+        self.stopping = False
+        self._started = time.monotonic()
+        self._session_ids = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Random start: a session id from before a restart must not name a new session.
+        self._session_base = int.from_bytes(os.urandom(5), "big") << 20
+        self.max_batch_blocks = max(1, min(MAX_BATCH_BLOCKS, arena.slot_count // 8))
+
+    def next_session_id(self) -> int:
+        """Return an id that was never used, by this daemon or very likely any other."""
+        return self._session_base + next(self._session_ids)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine to its end, whatever happens to the connection it answers."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def tick(self) -> None:
+        """Do what is due every `TICK_S`."""
+        self.arena.beat()
+        self.cache.memory.sweep(SWEEP_BLOCKS)
+        for session in self.sessions.values():
+            self.cache.reservations.expire(session)
+
+    async def stats(self) -> Stats:
+        """Collect the counters of every part."""
+        return await gather(
+            self.cache,
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 3),
+            sessions=len(self.sessions),
+            engines=sum(1 for session in self.sessions.values() if session.engine),
+            errors=self.errors,
+            notes=self.notes,
+        )
+
+    def end_session(self, session: Session, pidfd: int, *, writer_is_done: bool) -> None:
+        """Forget a session; its written-to slots wait for the process to end."""
+        self.sessions.pop(session.id, None)
+        if not self.cache.reservations.end(session, writer_is_done=writer_is_done):
+            if pidfd >= 0:
+                os.close(pidfd)
+            return
+        loop = asyncio.get_running_loop()
+        release = self.cache.reservations.release
+        if pidfd < 0:
+            loop.call_later(ORPHAN_GRACE_S, release, session.id)
+            return
+
+        def process_ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            release(session.id)
+
+        loop.add_reader(pidfd, process_ended)
+
+    def close_connections(self) -> None:
+        """Hang up on every client."""
+        for connection in list(self.connections):
+            connection.hang_up()
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection: frames in, replies out, in any order."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._frames = protocol.FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._session: Session | None = None
+        self._pidfd = -1
+        self._pid = 0
+        self._said_bye = False
+
+    # -- asyncio's calls -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, if it is of our own user."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections.add(self)
+        peer = transport.get_extra_info("socket")
+        self._pid, uid, _ = peer_credentials(peer)
+        if uid != os.getuid():
+            logger.warning("refused a connection of user %d (process %d)", uid, self._pid)
+            transport.abort()
+        elif len(self._server.connections) > MAX_SESSIONS:
+            self._refuse(0, "limit", f"{MAX_SESSIONS} connections are open already")
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every complete frame."""
+        try:
+            bodies = self._frames.feed(data)
+        except ProtocolError as error:
+            self._refuse(0, error.code, error.message)
+            self.hang_up()
+            return
+        for body in bodies:
+            if self._transport is None or self._transport.is_closing():
+                return
+            self._serve(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the session; a closed socket is not a dead process."""
+        self._transport = None
+        self._server.connections.discard(self)
+        if self._session is not None:
+            self._server.end_session(
+                self._session, self._pidfd, writer_is_done=self._said_bye
+            )
+            self._session = None
+
+    def pause_writing(self) -> None:
+        """Take no more requests while the client does not read its replies."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on taking requests."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def hang_up(self) -> None:
+        """Close after what is already written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _serve(self, body: bytes) -> None:
+        try:
+            request = protocol.decode_request(body)
+        except protocol.Refused as refused:
+            self._refuse(refused.request_id, refused.code, refused.message)
+            return
+        try:
+            self._answer(request)
+        except ProtocolError as error:
+            self._refuse(request.id, error.code, error.message)
+        except Exception:
+            logger.exception("answering %s failed", type(request).__name__)
+            self._refuse(request.id, "internal", "the daemon's log says more")
+
+    def _answer(self, request: Message) -> None:
+        if isinstance(request, protocol.Ping):
+            self._send(protocol.Ok(id=request.id))
+        elif isinstance(request, protocol.Hello):
+            self._hello(request)
+        elif self._session is None:
+            raise ProtocolError("hello_required", "the first request must be HELLO")
+        elif isinstance(request, protocol.Bye):
+            self._said_bye = True
+            self._send(protocol.Ok(id=request.id))
+            self.hang_up()
+        else:
+            answer = HANDLERS[type(request)](self._server, self._session, request)
+            if isinstance(answer, Message):
+                self._send(answer)
+            else:
+                self._server.run(self._finish(request.id, answer))
+
+    async def _finish(self, request_id: int, answer: Coroutine[Any, Any, Message]) -> None:
+        try:
+            self._send(await answer)
+        except ProtocolError as error:
+            self._refuse(request_id, error.code, error.message)
+        except Exception:
+            logger.exception("answering request %d failed", request_id)
+            self._refuse(request_id, "internal", "the daemon's log says more")
+
+    def _send(self, reply: Message) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(protocol.encode(reply))
+
+    def _refuse(self, request_id: int, code: str, message: str) -> None:
+        self._server.errors += 1
+        self._send(protocol.Error(id=request_id, code=code, message=message))
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def _hello(self, request: protocol.Hello) -> None:
+        server = self._server
+        if self._session is not None:
+            raise ProtocolError("bad_request", "this session is open already")
+        version = next((v for v in request.versions if v in protocol.VERSIONS), None)
+        if version is None:
+            raise ProtocolError(
+                "version_unsupported",
+                f"this daemon speaks versions {list(protocol.VERSIONS)}, "
+                f"the client {request.versions[:8]}",
+            )
+        for released in request.released:
+            server.cache.reservations.release(released, self._pid)
+        self._session = Session(
+            server.next_session_id(), request.client[:256], request.engine, self._pid
+        )
+        server.sessions[self._session.id] = self._session
+        self._pidfd = _pidfd(self._pid)
+        if request.block_bytes is not None and request.block_bytes > server.arena.slot_bytes:
+            logger.warning(
+                "%s announces blocks of %d bytes, slots have %d: they will not be stored; "
+                "raise --tablespace-slot-bytes",
+                request.client or "a client",
+                request.block_bytes,
+                server.arena.slot_bytes,
+            )
+        self._send(
+            protocol.HelloAck(
+                id=request.id,
+                version=version,
+                session=self._session.id,
+                server=__version__,
+                pid=os.getpid(),
+                max_frame_bytes=protocol.MAX_FRAME_BYTES,
+                max_batch_keys=protocol.MAX_BATCH_KEYS,
+                max_batch_blocks=server.max_batch_blocks,
+                max_value_bytes=server.arena.slot_bytes,
+                reservation_s=RESERVATION_S,
+                arena=server.arena.info() if request.map else None,
+            )
+        )
+        if request.map:
+            self._pass_arena(request.write)
+
+    def _pass_arena(self, write: bool) -> None:
+        """Send the descriptors with the ARENA frame, on the transport's own socket."""
+        transport = self._transport
+        assert transport is not None
+        if transport.get_write_buffer_size():
+            # Then the frame would overtake HELLO_ACK. A client that reads nothing gets nothing.
+            transport.abort()
+            return
+        arena = self._server.arena
+        data_fd = arena.data_fd if write else arena.readonly_data_fd()
+        frame = protocol.encode(protocol.Arena(fds=["index", "data"]))
+        try:
+            with transport.get_extra_info("socket").dup() as connected:
+                sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd])
+            if sent != len(frame):
+                transport.abort()
+        except OSError as error:
+            logger.warning("the arena could not be passed to process %d: %s", self._pid, error)
+            transport.abort()
+        finally:
+            if not write:
+                os.close(data_fd)
+
+
+def _pidfd(pid: int) -> int:
+    """Return a descriptor that tells when a process ends, or -1."""
+    try:
+        return os.pidfd_open(pid) if pid > 0 else -1
+    except OSError:
+        return -1

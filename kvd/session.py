@@ -1,0 +1,90 @@
+"""A session: what one connected client reserved, stored and still waits for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvd.results import Flushed
+
+RESERVATION_S = 60.0  # Far above any copy; a slot kept longer is out of use, see Reservations.
+
+
+@dataclass
+class Barrier:
+    """A FLUSH in waiting: everything stored before `ticket` must be resolved."""
+
+    ticket: int
+    answer: Callable[[], None]
+
+
+@dataclass
+class Session:
+    """One client's session. Event loop only.
+
+    Attributes
+    ----------
+    reserved : dict
+        Slot to (reservation, time of reserving).
+    expired : dict
+        Reservations kept too long: answered `expired`, but the slots stay out of use while the
+        process may still write into them.
+    """
+
+    id: int
+    client: str = ""
+    engine: str | None = None
+    pid: int = 0
+    reserved: dict[int, tuple[int, float]] = field(default_factory=dict)
+    expired: dict[int, int] = field(default_factory=dict)
+    durable: int = 0
+    dropped: int = 0
+    _next_ticket: int = 0
+    _pending: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _barriers: list[Barrier] = field(default_factory=list)
+
+    def open_ticket(self) -> int:
+        """Note a long block that is not durable yet and return its ticket."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._pending[ticket] = None
+        return ticket
+
+    def resolve(self, ticket: int, durable: bool | None) -> None:
+        """Note that a block is durable, dropped, or (None) removed by request."""
+        if ticket not in self._pending:
+            return
+        del self._pending[ticket]
+        if durable:
+            self.durable += 1
+        elif durable is not None:
+            self.dropped += 1
+        if self._barriers:
+            self._answer_barriers()
+
+    def flushed(self) -> Flushed:
+        """Return how the session's long blocks stand now."""
+        return Flushed(self.durable, self.dropped, len(self._pending))
+
+    def add_barrier(self, answer: Callable[[], None]) -> Barrier | None:
+        """Have `answer` called once all that was stored so far is resolved; None: it is."""
+        if not self._pending:
+            return None
+        barrier = Barrier(self._next_ticket, answer)
+        self._barriers.append(barrier)
+        return barrier
+
+    def remove_barrier(self, barrier: Barrier) -> None:
+        """Forget a barrier whose time is up."""
+        if barrier in self._barriers:
+            self._barriers.remove(barrier)
+
+    def _answer_barriers(self) -> None:
+        # Tickets are handed out in order, so the oldest pending one decides for all.
+        oldest = next(iter(self._pending), self._next_ticket)
+        ready = [barrier for barrier in self._barriers if barrier.ticket <= oldest]
+        if ready:
+            self._barriers = [barrier for barrier in self._barriers if barrier not in ready]
+            for barrier in ready:
+                barrier.answer()

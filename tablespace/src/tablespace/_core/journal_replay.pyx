@@ -1,0 +1,158 @@
+# cython: boundscheck=False
+# C arrays only; lines are bounded by the buffer.
+"""Apply a journal's record lines to an index, fast, until one does not fit."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memchr
+
+from tablespace._core.checksum cimport hash_key
+from tablespace._core.key_index cimport KeyIndex
+from tablespace._core.line_codec cimport RECORD_PUT, Record, line_is_whole, parse_record
+from tablespace._core.slot_allocator cimport pack_location
+
+# The longest record line is some 1,300 bytes; anything longer is damage.
+cdef size_t MAX_RECORD_BYTES = 4096
+
+
+cdef class JournalReplay:
+    """Replays record lines in order.
+
+    Parameters
+    ----------
+    index : KeyIndex
+    slot_bytes : int
+    seq : int
+        Records up to this number are already in the index and are skipped.
+
+    Attributes
+    ----------
+    seq, group : int
+        Of the last record seen.
+    applied, skipped, conflicts : int
+    problem : str or None
+        Why `feed` stopped.
+    """
+
+    cdef KeyIndex index
+    cdef uint64_t slot_bytes
+    cdef public uint64_t seq
+    cdef public uint64_t group
+    cdef readonly uint64_t applied, skipped, conflicts
+    cdef readonly object problem
+    cdef public bint lenient
+
+    def __init__(self, KeyIndex index not None, uint64_t slot_bytes, uint64_t seq):
+        self.index = index
+        self.slot_bytes = slot_bytes
+        self.seq = seq
+
+    def feed(self, bytes data not None, size_t start=0):
+        """Apply lines of `data` from `start` on.
+
+        Returns
+        -------
+        int
+            Where it stopped: at the end of `data`, at a line without its newline, or at the first
+            line that is no sound next record (`problem` then says why).  Empty lines are filler.
+        """
+        cdef const char *base = PyBytes_AS_STRING(data)
+        cdef size_t total = PyBytes_GET_SIZE(data)
+        cdef size_t at = start, length
+        cdef const char *newline
+        cdef Record record
+        self.problem = None
+        while at < total:
+            newline = <const char *>memchr(base + at, 10, total - at)
+            if newline == NULL:
+                self.problem = "a line without its end"
+                break
+            length = newline - (base + at)
+            if length == 0:
+                at += 1
+                continue
+            if (length > MAX_RECORD_BYTES or not line_is_whole(base + at, length)
+                    or not parse_record(base + at, length, &record)):
+                self.problem = "not a record whose checksum fits"
+                break
+            if not self.apply(&record):
+                break
+            at += length + 1
+        return at
+
+    cdef bint apply(self, Record *record) except -1:
+        cdef int64_t found
+        if record.seq <= self.seq:
+            self.skipped += 1
+            return True
+        if record.seq != self.seq + 1 and not self.lenient:
+            self.problem = f"record {record.seq} follows record {self.seq}"
+            return False
+        if record.group > record.seq or record.group < self.group:
+            self.problem = f"record {record.seq} claims group {record.group}"
+            return False
+        if record.kind == RECORD_PUT:
+            if (record.container >= self.index.allocator.container_count
+                    or record.slot >= self.index.allocator.slots_per_container
+                    or record.length > self.slot_bytes):
+                self.problem = (f"record {record.seq} names slot {record.slot} of container "
+                                f"{record.container}, outside the geometry")
+                return False
+            if not self.store(record):
+                self.conflicts += 1
+                if not self.lenient:
+                    self.problem = (f"record {record.seq} stores into slot {record.slot} of "
+                                    f"container {record.container}, which is taken")
+                    return False
+                # The highest sequence number owns a slot.
+                self.index.evict_owner(record.container, record.slot)
+                self.store(record)
+        else:
+            found = self.index.find(record.key, record.key_length,
+                                    hash_key(record.key, record.key_length))
+            # Only the very copy the record freed: the key may have been stored anew meanwhile.
+            if found >= 0 and (self.index.entry(<uint32_t>found).location >> 16
+                               == pack_location(record.container, record.slot) >> 16):
+                self.index.remove(<uint32_t>found)
+        self.seq = record.seq
+        self.group = record.group
+        self.applied += 1
+        return True
+
+    cdef bint store(self, Record *record) except -1:
+        return self.index.restore_entry(
+            record.key, record.key_length, record.metadata, record.metadata_length,
+            record.container, record.slot, record.length, record.check, record.seq)
+
+
+def later_group_follows(bytes data not None, size_t start, uint64_t bad_seq):
+    """Say whether a sound record of a group that began after `bad_seq` stands after `start`.
+
+    A group's number is the sequence number of its first record, and a group is appended only
+    after the one before it was synced: so such a record proves that the bad line was once durable
+    and has been damaged since.  Without one the bad line is a torn tail.
+    """
+    cdef const char *base = PyBytes_AS_STRING(data)
+    cdef size_t total = PyBytes_GET_SIZE(data)
+    cdef size_t at = start, length
+    cdef const char *newline
+    cdef Record record
+    while at < total:
+        newline = <const char *>memchr(base + at, 10, total - at)
+        length = (newline - (base + at)) if newline != NULL else total - at
+        if (0 < length <= MAX_RECORD_BYTES and newline != NULL and line_is_whole(base + at, length)
+                and parse_record(base + at, length, &record) and record.group > bad_seq):
+            return True
+        at += length + 1
+    return False
+
+
+def next_line(bytes data not None, size_t start):
+    """Return where the line after the one at `start` begins (the end of `data` at most)."""
+    cdef const char *base = PyBytes_AS_STRING(data)
+    cdef size_t total = PyBytes_GET_SIZE(data)
+    cdef const char *newline
+    if start >= total:
+        return total
+    newline = <const char *>memchr(base + start, 10, total - start)
+    return total if newline == NULL else <size_t>(newline - base) + 1

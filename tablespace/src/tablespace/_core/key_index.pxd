@@ -1,0 +1,67 @@
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from tablespace._core.slot_allocator cimport SlotAllocator
+
+cdef enum:
+    ENTRY_LIVE = 1        # in the table and in the recency list
+    ENTRY_RELEASED = 2    # gone, its record durable: the slot is free once nobody pins it
+    ENTRY_SUSPECT = 8     # its bytes failed their checksum: the slot goes out of use
+    ENTRY_EVICTING = 4    # chosen as a victim; still readable until the record is durable
+
+cdef struct Entry:
+    uint64_t check        # XXH3-64 of the value
+    uint64_t seq          # sequence number of the record that stored it
+    uint64_t location     # container | slot | pins, see slot_allocator.pxd
+    uint8_t *name         # key bytes, then metadata bytes; owned, in the index's key arena
+    uint32_t length
+    uint32_t older        # recency list; for a free entry: the next free one
+    uint32_t newer
+    uint8_t key_length
+    uint8_t metadata_length
+    uint8_t flags
+    uint8_t reserved
+
+cdef uint32_t NO_ENTRY
+
+
+cdef class KeyIndex:
+    cdef readonly uint32_t live_count
+    cdef readonly uint32_t limbo_count     # gone from the table, still pinned
+    cdef readonly SlotAllocator allocator
+    cdef Entry **chunks            # owned: chunks of CHUNK_ENTRIES entries, never moved
+    cdef uint32_t chunk_count
+    cdef uint32_t free_entry       # head of the list of unused entries
+    cdef uint64_t *table           # owned: tag (32 bits) | entry id + 1; 0 is empty
+    cdef uint64_t table_size
+    cdef uint32_t oldest, newest
+    cdef uint8_t **key_slabs       # owned memory of the key arena
+    cdef uint32_t key_slab_count
+    cdef size_t key_slab_used
+    cdef uint8_t *key_free[65]     # free lists by size class of 8 bytes; the link is in the chunk
+
+    cdef Entry *entry(self, uint32_t id) noexcept nogil
+    cdef uint32_t take_entry(self) except? 0xFFFFFFFF
+    cdef uint8_t *take_name(self, size_t length) except NULL
+    cdef void give_back(self, uint32_t id) noexcept
+    cdef void end(self, uint32_t id) noexcept
+    cdef int grow(self) except -1
+    cdef void table_remove(self, uint32_t id, uint64_t hash) noexcept
+    cdef void unlink(self, Entry *entry) noexcept nogil
+    cdef void link_newest(self, uint32_t id, Entry *entry) noexcept nogil
+    cdef int64_t lookup(self, object key) except -2
+    cdef tuple describe(self, uint32_t id)
+    cdef int lookup_block(self, list keys, Py_ssize_t start, Py_ssize_t count,
+                          int64_t *out) except -1
+    cdef int64_t owner_of(self, uint32_t container, uint32_t slot) noexcept
+    cdef int64_t find(self, const uint8_t *key, size_t length, uint64_t hash) noexcept nogil
+    cdef int64_t insert(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
+                        size_t metadata_length, uint64_t hash, uint64_t location, uint32_t length,
+                        uint64_t check, uint64_t seq) except -1
+    cdef void remove(self, uint32_t id, bint suspect=*) noexcept
+    cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
+                            size_t metadata_length, uint32_t container, uint32_t slot,
+                            uint32_t length, uint64_t check, uint64_t seq) except -1
+    cdef void touch(self, uint32_t id) noexcept nogil
+    cdef bint pin(self, uint32_t id) noexcept nogil
+    cdef void unpin(self, uint32_t id) noexcept
+    cdef uint32_t choose_victims(self, uint32_t *out, uint32_t wanted) noexcept nogil

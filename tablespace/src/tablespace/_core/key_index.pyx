@@ -1,0 +1,516 @@
+# cython: boundscheck=False
+# The loops below index C arrays only; Cython's check does not apply to them.
+"""key -> (container, slot, length, checksum, seq), with recency and pins, in compact C memory.
+
+An entry is 48 bytes, plus its key rounded up to 8, plus 8 bytes of table at a load of at most
+0.8.  Entries never move, so an entry id stays good while it is pinned.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from tablespace._core.checksum cimport hash_key
+from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot, pack_location
+
+cdef extern from *:
+    """
+    #define tablespace_prefetch(address) __builtin_prefetch(address)
+    """
+    void prefetch "tablespace_prefetch"(const void *address) noexcept nogil
+
+cdef uint32_t NO_ENTRY = 0xFFFFFFFF
+cdef uint32_t CHUNK_ENTRIES = 4096
+cdef size_t KEY_SLAB_BYTES = 1 << 16
+cdef uint64_t FIRST_TABLE_SIZE = 1024
+cdef uint64_t PIN_MASK = 0xFFFF
+
+cdef enum:
+    LOOKAHEAD = 16   # keys whose cache misses are overlapped
+
+
+cdef inline uint64_t home_of(uint64_t word, uint64_t table_size) noexcept nogil:
+    """Map a word's 32-bit tag onto the table, keeping order (multiply and shift)."""
+    return ((word >> 32) * table_size) >> 32
+
+
+cdef inline size_t key_class(size_t length) noexcept nogil:
+    return (length + 7) >> 3
+
+
+def check_key(key):
+    """Raise TypeError or ValueError unless `key` is bytes of length 1..255."""
+    if not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes, not {type(key).__name__}")
+    if not 1 <= len(key) <= 255:
+        raise ValueError(f"a key has 1..255 bytes, not {len(key)}")
+
+
+cdef class KeyIndex:
+    """The index of a region.
+
+    Parameters
+    ----------
+    allocator : SlotAllocator
+        Gets an entry's slot back when the entry is gone, its record durable, and nobody pins it.
+
+    Notes
+    -----
+    Not thread-safe by itself: every method runs under the GIL and never gives it up.
+    """
+
+    def __cinit__(self, SlotAllocator allocator not None):
+        self.allocator = allocator
+        self.free_entry = NO_ENTRY
+        self.oldest = NO_ENTRY
+        self.newest = NO_ENTRY
+        self.table_size = FIRST_TABLE_SIZE
+        self.table = <uint64_t *>calloc(self.table_size, sizeof(uint64_t))
+        if self.table == NULL:
+            raise MemoryError()
+        memset(self.key_free, 0, sizeof(self.key_free))
+
+    def __dealloc__(self):
+        cdef uint32_t at
+        for at in range(self.chunk_count):
+            free(self.chunks[at])
+        for at in range(self.key_slab_count):
+            free(self.key_slabs[at])
+        free(self.chunks)
+        free(self.key_slabs)
+        free(self.table)
+
+    def __len__(self):
+        return self.live_count
+
+    # Memory.
+
+    cdef Entry *entry(self, uint32_t id) noexcept nogil:
+        return &self.chunks[id // CHUNK_ENTRIES][id % CHUNK_ENTRIES]
+
+    cdef uint32_t take_entry(self) except? 0xFFFFFFFF:
+        cdef Entry *chunk
+        cdef Entry **grown
+        cdef uint32_t id, at
+        if self.free_entry == NO_ENTRY:
+            grown = <Entry **>realloc(self.chunks, (self.chunk_count + 1) * sizeof(Entry *))
+            if grown == NULL:
+                raise MemoryError()
+            self.chunks = grown
+            chunk = <Entry *>calloc(CHUNK_ENTRIES, sizeof(Entry))
+            if chunk == NULL:
+                raise MemoryError()
+            self.chunks[self.chunk_count] = chunk
+            for at in range(CHUNK_ENTRIES):
+                id = self.chunk_count * CHUNK_ENTRIES + at
+                chunk[at].older = id + 1 if at + 1 < CHUNK_ENTRIES else NO_ENTRY
+            self.free_entry = self.chunk_count * CHUNK_ENTRIES
+            self.chunk_count += 1
+        id = self.free_entry
+        self.free_entry = self.entry(id).older
+        return id
+
+    cdef uint8_t *take_name(self, size_t length) except NULL:
+        cdef size_t kind = key_class(length)
+        cdef size_t size_bytes = kind * 8
+        cdef uint8_t *out = self.key_free[kind]
+        cdef uint8_t **grown
+        if out != NULL:
+            memcpy(&self.key_free[kind], out, sizeof(uint8_t *))
+            return out
+        if self.key_slab_count == 0 or self.key_slab_used + size_bytes > KEY_SLAB_BYTES:
+            grown = <uint8_t **>realloc(self.key_slabs, (self.key_slab_count + 1) * sizeof(uint8_t *))
+            if grown == NULL:
+                raise MemoryError()
+            self.key_slabs = grown
+            out = <uint8_t *>malloc(KEY_SLAB_BYTES)
+            if out == NULL:
+                raise MemoryError()
+            self.key_slabs[self.key_slab_count] = out
+            self.key_slab_count += 1
+            self.key_slab_used = 0
+        out = self.key_slabs[self.key_slab_count - 1] + self.key_slab_used
+        self.key_slab_used += size_bytes
+        return out
+
+    cdef void give_back(self, uint32_t id) noexcept:
+        """Recycle an entry and its name."""
+        cdef Entry *entry = self.entry(id)
+        cdef size_t kind = key_class(<size_t>entry.key_length + entry.metadata_length)
+        memcpy(entry.name, &self.key_free[kind], sizeof(uint8_t *))
+        self.key_free[kind] = entry.name
+        entry.name = NULL
+        entry.flags = 0
+        entry.older = self.free_entry
+        self.free_entry = id
+
+    cdef int grow(self) except -1:
+        cdef uint64_t size = self.table_size + self.table_size // 2
+        cdef uint64_t *table = <uint64_t *>calloc(size, sizeof(uint64_t))
+        cdef uint64_t at, place, word
+        if table == NULL:
+            raise MemoryError()
+        for at in range(self.table_size):
+            word = self.table[at]
+            if word:
+                place = home_of(word, size)
+                while table[place]:
+                    place = place + 1 if place + 1 < size else 0
+                table[place] = word
+        free(self.table)
+        self.table = table
+        self.table_size = size
+        return 0
+
+    # Table.
+
+    cdef int64_t find(self, const uint8_t *key, size_t length, uint64_t hash) noexcept nogil:
+        cdef uint64_t tag = hash >> 32
+        cdef uint64_t place = (tag * self.table_size) >> 32
+        cdef uint64_t word
+        cdef Entry *entry
+        while True:
+            word = self.table[place]
+            if word == 0:
+                return -1
+            if word >> 32 == tag:
+                entry = self.entry(<uint32_t>word - 1)
+                if entry.key_length == length and memcmp(entry.name, key, length) == 0:
+                    return <int64_t>(<uint32_t>word - 1)
+            place = place + 1 if place + 1 < self.table_size else 0
+
+    cdef void table_remove(self, uint32_t id, uint64_t hash) noexcept:
+        cdef uint64_t size = self.table_size
+        cdef uint64_t hole = ((hash >> 32) * size) >> 32
+        cdef uint64_t at, home
+        while <uint32_t>self.table[hole] != id + 1:
+            hole = hole + 1 if hole + 1 < size else 0
+        # Shift back what follows, so that no tombstone is ever needed.
+        at = hole
+        while True:
+            at = at + 1 if at + 1 < size else 0
+            if self.table[at] == 0:
+                break
+            home = home_of(self.table[at], size)
+            if (at + size - home) % size >= (at + size - hole) % size:
+                self.table[hole] = self.table[at]
+                hole = at
+        self.table[hole] = 0
+
+    # Recency.
+
+    cdef void unlink(self, Entry *entry) noexcept nogil:
+        if entry.older != NO_ENTRY:
+            self.entry(entry.older).newer = entry.newer
+        else:
+            self.oldest = entry.newer
+        if entry.newer != NO_ENTRY:
+            self.entry(entry.newer).older = entry.older
+        else:
+            self.newest = entry.older
+
+    cdef void link_newest(self, uint32_t id, Entry *entry) noexcept nogil:
+        entry.older = self.newest
+        entry.newer = NO_ENTRY
+        if self.newest != NO_ENTRY:
+            self.entry(self.newest).newer = id
+        else:
+            self.oldest = id
+        self.newest = id
+
+    cdef void touch(self, uint32_t id) noexcept nogil:
+        cdef Entry *entry = self.entry(id)
+        if self.newest == id:
+            return
+        self.unlink(entry)
+        self.link_newest(id, entry)
+
+    cdef uint32_t choose_victims(self, uint32_t *out, uint32_t wanted) noexcept nogil:
+        """Mark and return up to `wanted` of the oldest entries that nobody pins."""
+        cdef uint32_t got = 0
+        cdef uint32_t id = self.oldest
+        cdef Entry *entry
+        while got < wanted and id != NO_ENTRY:
+            entry = self.entry(id)
+            if entry.location & PIN_MASK == 0 and not entry.flags & ENTRY_EVICTING:
+                entry.flags |= ENTRY_EVICTING
+                out[got] = id
+                got += 1
+            id = entry.newer
+        return got
+
+    # Life of an entry.
+
+    cdef int64_t insert(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
+                        size_t metadata_length, uint64_t hash, uint64_t location, uint32_t length,
+                        uint64_t check, uint64_t seq) except -1:
+        """Publish an entry; an older one of the same key is removed and its slot given back."""
+        cdef uint64_t place, size
+        cdef int64_t old
+        cdef uint32_t id
+        cdef Entry *entry
+        cdef uint8_t *name
+        if (self.live_count + 1) * 5 > self.table_size * 4:
+            self.grow()
+        id = self.take_entry()
+        entry = self.entry(id)
+        try:
+            name = self.take_name(key_length + metadata_length)
+        except MemoryError:
+            entry.older = self.free_entry
+            self.free_entry = id
+            raise
+        # Nothing below can fail.
+        old = self.find(key, key_length, hash)
+        if old >= 0:
+            self.remove(<uint32_t>old)
+        memcpy(name, key, key_length)
+        if metadata_length:
+            memcpy(name + key_length, metadata, metadata_length)
+        entry.name = name
+        entry.key_length = <uint8_t>key_length
+        entry.metadata_length = <uint8_t>metadata_length
+        entry.check = check
+        entry.seq = seq
+        entry.location = location & ~PIN_MASK
+        entry.length = length
+        entry.flags = ENTRY_LIVE
+        size = self.table_size
+        place = ((hash >> 32) * size) >> 32
+        while self.table[place]:
+            place = place + 1 if place + 1 < size else 0
+        self.table[place] = ((hash >> 32) << 32) | (<uint64_t>id + 1)
+        self.link_newest(id, entry)
+        self.live_count += 1
+        return id
+
+    cdef void remove(self, uint32_t id, bint suspect=False) noexcept:
+        """Take a live entry out; its slot is free once nobody pins it.
+
+        The record that frees the slot must be durable, unless the slot is `suspect`: then it goes
+        out of use instead.
+        """
+        cdef Entry *entry = self.entry(id)
+        self.table_remove(id, hash_key(entry.name, entry.key_length))
+        self.unlink(entry)
+        self.live_count -= 1
+        entry.flags = ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
+        if entry.location & PIN_MASK:
+            self.limbo_count += 1
+        else:
+            self.end(id)
+
+    cdef void end(self, uint32_t id) noexcept:
+        """Give an unpinned, removed entry's slot and memory back."""
+        cdef Entry *entry = self.entry(id)
+        if entry.flags & ENTRY_SUSPECT:
+            self.allocator.quarantined_count += 1
+        else:
+            self.allocator.release(entry.location)
+        self.give_back(id)
+
+    cdef bint pin(self, uint32_t id) noexcept nogil:
+        """Hold an entry's slot; False when the pin counter is at its limit."""
+        cdef Entry *entry = self.entry(id)
+        if entry.location & PIN_MASK == PIN_MASK:
+            return False
+        entry.location += 1
+        return True
+
+    cdef void unpin(self, uint32_t id) noexcept:
+        cdef Entry *entry = self.entry(id)
+        entry.location -= 1
+        if entry.flags & ENTRY_RELEASED and entry.location & PIN_MASK == 0:
+            self.limbo_count -= 1
+            self.end(id)
+
+    # Python surface.
+
+    cdef int64_t lookup(self, object key) except -2:
+        if not PyBytes_Check(key):
+            check_key(key)
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(key)
+        cdef size_t length = PyBytes_GET_SIZE(key)
+        return self.find(data, length, hash_key(data, length))
+
+    cdef tuple describe(self, uint32_t id):
+        cdef Entry *entry = self.entry(id)
+        metadata = None
+        if entry.metadata_length:
+            metadata = PyBytes_FromStringAndSize(<char *>entry.name + entry.key_length,
+                                                 entry.metadata_length)
+        return (location_container(entry.location), location_slot(entry.location), entry.length,
+                entry.check, entry.seq, metadata)
+
+    def __contains__(self, key):
+        return self.lookup(key) >= 0
+
+    def get(self, key):
+        """Return (container, slot, length, checksum, seq, metadata) of a key, or None."""
+        cdef int64_t id = self.lookup(key)
+        return None if id < 0 else self.describe(<uint32_t>id)
+
+    cdef int lookup_block(self, list keys, Py_ssize_t start, Py_ssize_t count,
+                          int64_t *out) except -1:
+        """Look up at most LOOKAHEAD keys, their cache misses overlapped."""
+        cdef uint64_t hashes[LOOKAHEAD]
+        cdef Py_ssize_t at
+        cdef object key
+        cdef const uint8_t *data
+        cdef size_t length
+        cdef uint64_t word
+        for at in range(count):
+            key = keys[start + at]
+            if not PyBytes_Check(key):
+                check_key(key)
+            data = <const uint8_t *>PyBytes_AS_STRING(key)
+            hashes[at] = hash_key(data, PyBytes_GET_SIZE(key))
+            prefetch(&self.table[((hashes[at] >> 32) * self.table_size) >> 32])
+        for at in range(count):
+            word = self.table[((hashes[at] >> 32) * self.table_size) >> 32]
+            if word >> 32 == hashes[at] >> 32 and word:
+                prefetch(self.entry(<uint32_t>word - 1))
+        for at in range(count):
+            word = self.table[((hashes[at] >> 32) * self.table_size) >> 32]
+            if word >> 32 == hashes[at] >> 32 and word:
+                prefetch(self.entry(<uint32_t>word - 1).name)
+        for at in range(count):
+            key = keys[start + at]
+            data = <const uint8_t *>PyBytes_AS_STRING(key)
+            length = PyBytes_GET_SIZE(key)
+            out[at] = self.find(data, length, hashes[at])
+        return 0
+
+    def contains_many(self, keys):
+        """Return a list of bool, one a key, in one pass."""
+        cdef list wanted = keys if type(keys) is list else list(keys)
+        cdef Py_ssize_t total = len(wanted), start = 0, count, at
+        cdef list out = [False] * total
+        cdef int64_t found[LOOKAHEAD]
+        while start < total:
+            count = min(<Py_ssize_t>LOOKAHEAD, total - start)
+            self.lookup_block(wanted, start, count, found)
+            for at in range(count):
+                if found[at] >= 0:
+                    out[start + at] = True
+            start += count
+        return out
+
+    def match_prefix(self, keys):
+        """Return how many leading keys are present."""
+        cdef list wanted = keys if type(keys) is list else list(keys)
+        cdef Py_ssize_t total = len(wanted), start = 0, count, at
+        cdef int64_t found[LOOKAHEAD]
+        while start < total:
+            count = min(<Py_ssize_t>LOOKAHEAD, total - start)
+            self.lookup_block(wanted, start, count, found)
+            for at in range(count):
+                if found[at] < 0:
+                    return start + at
+            start += count
+        return total
+
+    def touch_many(self, keys):
+        """Make keys the most recent, in the order given; return how many are present."""
+        cdef list wanted = keys if type(keys) is list else list(keys)
+        cdef Py_ssize_t total = len(wanted), start = 0, count, at
+        cdef int64_t found[LOOKAHEAD]
+        cdef Py_ssize_t present = 0
+        while start < total:
+            count = min(<Py_ssize_t>LOOKAHEAD, total - start)
+            self.lookup_block(wanted, start, count, found)
+            for at in range(count):
+                if found[at] >= 0:
+                    self.touch(<uint32_t>found[at])
+                    present += 1
+            start += count
+        return present
+
+    def keys(self):
+        """Return all live keys, least recently used first."""
+        cdef list out = []
+        cdef uint32_t id = self.oldest
+        cdef Entry *entry
+        while id != NO_ENTRY:
+            entry = self.entry(id)
+            out.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
+            id = entry.newer
+        return out
+
+    def restore(self, key, container, slot, length, check, seq, metadata=None):
+        """Put one entry back at recovery.
+
+        Returns
+        -------
+        bool
+            False when the slot belongs to another entry (nothing was changed).
+        """
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(key)
+        cdef const uint8_t *extra = NULL
+        cdef size_t key_length = PyBytes_GET_SIZE(key)
+        cdef size_t extra_length = 0
+        if metadata:
+            extra = <const uint8_t *>PyBytes_AS_STRING(metadata)
+            extra_length = PyBytes_GET_SIZE(metadata)
+        return self.restore_entry(data, key_length, extra, extra_length, container, slot, length,
+                                  check, seq)
+
+    cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
+                            size_t metadata_length, uint32_t container, uint32_t slot,
+                            uint32_t length, uint64_t check, uint64_t seq) except -1:
+        if not self.allocator.mark(container, slot):
+            return False
+        self.insert(key, key_length, metadata, metadata_length, hash_key(key, key_length),
+                    pack_location(container, slot), length, check, seq)
+        return True
+
+    cdef int64_t owner_of(self, uint32_t container, uint32_t slot) noexcept:
+        """Find the live entry that owns a slot by looking at all of them; -1 when none does."""
+        cdef uint64_t wanted = pack_location(container, slot)
+        cdef uint32_t id = self.oldest
+        while id != NO_ENTRY:
+            if self.entry(id).location & ~PIN_MASK == wanted:
+                return id
+            id = self.entry(id).newer
+        return -1
+
+    def evict_owner(self, uint32_t container, uint32_t slot):
+        """Remove the entry that owns a slot; return whether there was one (salvage only)."""
+        cdef int64_t id = self.owner_of(container, slot)
+        if id < 0:
+            return False
+        self.remove(<uint32_t>id)
+        return True
+
+    def discard(self, key):
+        """Remove a key at recovery or once its record is durable; return whether it was there."""
+        cdef int64_t id = self.lookup(key)
+        if id < 0:
+            return False
+        self.remove(<uint32_t>id)
+        return True
+
+    def drop_corrupt(self, key, seq):
+        """Remove a key whose value failed its checksum and take its slot out of use.
+
+        Returns
+        -------
+        tuple or None
+            (container, slot), or None when the key has been stored anew since (another `seq`).
+        """
+        cdef int64_t id = self.lookup(key)
+        cdef Entry *entry
+        if id < 0:
+            return None
+        entry = self.entry(<uint32_t>id)
+        if entry.seq != seq:
+            return None
+        where = (location_container(entry.location), location_slot(entry.location))
+        self.remove(<uint32_t>id, True)
+        return where
+
+    def memory_bytes(self):
+        """Return the bytes of C memory held."""
+        return (self.chunk_count * CHUNK_ENTRIES * sizeof(Entry) + self.table_size * 8
+                + self.key_slab_count * KEY_SLAB_BYTES)

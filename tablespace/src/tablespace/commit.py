@@ -1,0 +1,293 @@
+"""Group commit: callers queue requests, one of them leads and commits for all.
+
+The order within a commit is the store's promise: reserve slots, write data, sync data, append
+journal, sync journal, publish in the index, acknowledge.  Records of evictions ride in the same
+append; the slots they free are handed out only in a later commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tablespace._core.key_index import KeyIndex
+from tablespace._core.line_codec import LineWriter
+from tablespace.errors import FailedError, FullError
+from tablespace.io.commit_group import CommitGroup, PutRequest, VictimList
+from tablespace.io.device import Device, IoContext
+from tablespace.journal import Journal
+from tablespace.layout import MAX_GROUP_BLOCKS
+
+# Durably free slots kept while evicting, so that a full region needs no third sync: two groups'
+# worth, but never more than this share of the region.
+SPARE_GROUPS = 2
+SPARE_SHARE = 16
+
+
+class DeleteRequest:
+    """Keys to delete; `removed` says which were there."""
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self.keys = keys
+        self.count = len(keys)
+        self.removed: list[bool] = [False] * len(keys)
+        self.error: BaseException | None = None
+        self.wake: Any = None
+        self.done = False
+
+
+class Barrier:
+    """A function to run between two commits, by whichever thread leads."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+        self.count = 0
+        self.error: BaseException | None = None
+        self.wake: Any = None
+        self.done = False
+
+
+Request = PutRequest | DeleteRequest | Barrier
+
+
+class Committer:
+    """Serialises all changes of one region.
+
+    Attributes
+    ----------
+    failed : OSError or None
+        The first failed sync; set once, for ever.
+    seq : int
+        Number of the last record appended.
+
+    Notes
+    -----
+    `run` may be called from any number of threads.  Everything named `_commit…` runs in the one
+    thread that leads at the moment.
+    """
+
+    def __init__(
+        self, index: KeyIndex, devices: list[Device], journal: Journal, context: IoContext,
+        seq: int, evict: bool,
+    ) -> None:
+        self.index = index
+        self.allocator = index.allocator
+        self.devices = devices
+        self.journal = journal
+        self.context = context
+        self.seq = seq
+        self.evict = evict
+        self.failed: OSError | None = None
+        self.evictions = 0
+        self.blocks_written = 0
+        self.groups = 0
+        self.spare = min(SPARE_GROUPS * MAX_GROUP_BLOCKS, self.allocator.capacity // SPARE_SHARE)
+        # (key, container, slot) of values found damaged, whose records ride in the next group.
+        self.dropped: deque[tuple[bytes, int, int]] = deque()
+        self._mutex = threading.Lock()
+        self._queue: deque[Request] = deque()
+        self._led = False
+
+    # Leader and followers.
+
+    def run(self, request: Request) -> None:
+        """Commit a request, perhaps together with others; return when it is durable.
+
+        Raises
+        ------
+        FailedError, FullError, OSError
+            As set by the leader; the request's own outcome tells about single blocks.
+        """
+        with self._mutex:
+            self._queue.append(request)
+            follow = self._led
+            if follow:
+                request.wake = threading.Lock()
+                request.wake.acquire()
+            self._led = True
+        if follow:
+            request.wake.acquire()
+        if not request.done:
+            self._lead(request)
+        if request.error is not None:
+            raise request.error
+
+    def _lead(self, own: Request) -> None:
+        """Commit the head of the queue, which includes `own`, then hand leadership on."""
+        batch = self._take()
+        try:
+            self._commit(batch)
+        except BaseException as error:
+            for request in batch:
+                request.error = error
+        heir = None
+        with self._mutex:
+            if self._queue:
+                heir = self._queue[0].wake
+            else:
+                self._led = False
+        for request in batch:
+            request.done = True
+            if request is not own and request.wake is not None:
+                request.wake.release()
+        if heir is not None:
+            heir.release()
+
+    def _take(self) -> list[Request]:
+        """Take the first request and those behind it that may share its commit."""
+        with self._mutex:
+            first = self._queue.popleft()
+            batch: list[Request] = [first]
+            total = first.count
+            while self._queue and isinstance(first, PutRequest):
+                following = self._queue[0]
+                if not isinstance(following, PutRequest):
+                    break
+                if total + following.count > MAX_GROUP_BLOCKS:
+                    break
+                total += following.count
+                batch.append(self._queue.popleft())
+            return batch
+
+    # One commit.
+
+    def _commit(self, batch: list[Request]) -> None:
+        first = batch[0]
+        if isinstance(first, Barrier):
+            first.action()
+            return
+        self.check_writable()
+        if isinstance(first, DeleteRequest):
+            self._commit_delete(first)
+        else:
+            self._commit_puts([each for each in batch if isinstance(each, PutRequest)])
+
+    def check_writable(self) -> None:
+        """Raise FailedError once a sync has failed."""
+        if self.failed is not None:
+            raise FailedError(
+                f"the store is read-only since a sync failed ({self.failed}). Remedy: close it and "
+                "open it again, which recovers what is durable"
+            ) from self.failed
+
+    def _commit_delete(self, request: DeleteRequest) -> None:
+        writer = LineWriter()
+        seq = self.seq + 1
+        group = seq
+        seq = self._encode_drops(writer, seq, group)
+        found: list[tuple[int, bytes]] = []
+        seen: set[bytes] = set()
+        for at, key in enumerate(request.keys):
+            entry = self.index.get(key)
+            if entry is None or key in seen:
+                continue
+            seen.add(key)
+            writer.free("delete", seq, group, key, entry[0], entry[1])
+            seq += 1
+            found.append((at, key))
+        self._append(writer, seq - 1)
+        for at, key in found:
+            request.removed[at] = self.index.discard(key)
+
+    def _commit_puts(self, requests: list[PutRequest]) -> None:
+        group = CommitGroup(requests, self.devices)
+        if self.evict:
+            self._make_room(group.count)
+        placed = group.place(self.allocator)
+        if placed == 0:
+            return
+        victims = self._choose_riders() if self.evict else None
+        try:
+            group.write(self.context)
+            self._sync_data(group.containers())
+            self._journal_puts(group, victims)
+        except BaseException as error:
+            if victims is not None:
+                victims.spare()
+            if not isinstance(error, FailedError):
+                group.abandon(self.allocator, getattr(error, "errno", None) or errno.EIO)
+            raise
+        if victims is not None:
+            self.evictions += victims.publish()
+        self.blocks_written += group.publish(self.index)
+        self.groups += 1
+
+    def _make_room(self, wanted: int) -> None:
+        """Evict ahead of a group that finds too few durably free slots (a sync of its own)."""
+        short = wanted - self.allocator.free_count
+        if short <= 0:
+            return
+        victims = VictimList(self.index, short + self.spare)
+        if victims.count == 0:
+            return
+        writer = LineWriter()
+        group = self.seq + 1
+        seq = victims.encode(writer, group, group)
+        try:
+            self._append(writer, seq - 1)
+        except BaseException:
+            victims.spare()
+            raise
+        self.evictions += victims.publish()
+
+    def _choose_riders(self) -> VictimList | None:
+        """Choose victims whose records ride in this group, so that the next one finds room."""
+        short = self.spare - self.allocator.free_count
+        return VictimList(self.index, short) if short > 0 else None
+
+    def _journal_puts(self, group: CommitGroup, victims: VictimList | None) -> None:
+        writer = LineWriter()
+        seq = self.seq + 1
+        number = seq
+        seq = self._encode_drops(writer, seq, number)
+        if victims is not None:
+            seq = victims.encode(writer, seq, number)
+        seq = group.encode(writer, seq, number)
+        self._append(writer, seq - 1)
+
+    def _encode_drops(self, writer: LineWriter, seq: int, group: int) -> int:
+        while self.dropped:
+            key, container, slot = self.dropped.popleft()
+            writer.free("drop", seq, group, key, container, slot)
+            seq += 1
+        return seq
+
+    def _append(self, writer: LineWriter, last_seq: int) -> None:
+        """Append the lines and make them durable; only then do they count."""
+        if len(writer) == 0:
+            return
+        try:
+            self.journal.append(writer.getvalue())
+        except OSError as error:
+            if getattr(error, "cut_failed", False):
+                raise self._fail(error) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise FullError(
+                    f"no space left for the journal {self.journal.path}; nothing was stored. "
+                    "Remedy: free space on that file system"
+                ) from error
+            raise
+        try:
+            self.journal.sync()
+        except OSError as error:
+            raise self._fail(error) from error
+        self.seq = last_seq
+
+    def _sync_data(self, containers: list[int]) -> None:
+        for container in containers:
+            try:
+                self.devices[container].sync_data()
+            except OSError as error:
+                raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> FailedError:
+        """Turn the store read-only: a sync that failed once proves nothing when it works later."""
+        if self.failed is None:
+            self.failed = error
+        return FailedError(
+            f"a sync failed ({error}); the store is read-only from here on. Remedy: close it and "
+            "open it again, which recovers what is durable"
+        )

@@ -1,0 +1,44 @@
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from tablespace.io.device cimport IoQueue
+
+
+cdef struct Block:
+    Py_buffer view             # the caller's bytes; released with the request
+    const uint8_t *key         # borrowed from request.keys
+    const uint8_t *metadata    # borrowed from request.metadata, or NULL
+    uint32_t key_length
+    uint32_t metadata_length
+    uint32_t length
+    uint64_t location
+    uint64_t check
+    uint64_t seq
+    int64_t result             # bytes written, or -errno; -ENOSPC when no slot was found
+
+
+cdef class PutRequest:
+    cdef readonly uint32_t count
+    cdef readonly uint32_t limit
+    cdef readonly uint64_t slot_bytes
+    cdef public object error      # set by the leader when the whole commit failed
+    cdef public object wake       # lock the submitting thread waits on
+    cdef public bint done
+    cdef Block *blocks            # owned array of `limit`
+    cdef list keys, metadata      # keep what the blocks borrow alive
+
+
+cdef class CommitGroup:
+    cdef readonly uint32_t count
+    cdef Block **blocks           # owned array; the blocks belong to the requests
+    cdef list requests            # keeps them alive
+    cdef void **devices           # borrowed from `device_list`, by container
+    cdef list device_list
+    cdef uint64_t slot_size
+    cdef int write_all(self, IoQueue queue, unsigned char *staging,
+                       size_t staging_bytes) noexcept nogil
+    cdef uint32_t memory_alignment(self, uint32_t container) noexcept nogil
+    cdef int push(self, IoQueue queue, uint32_t container, void *buffer, size_t length,
+                  uint64_t offset, uint64_t tag) noexcept nogil
+    cdef int collect(self, IoQueue queue, uint32_t wait_for, uint32_t *frame_stack,
+                     uint32_t *free_frames, int32_t *frame_of, void **buffers) noexcept nogil

@@ -1,0 +1,408 @@
+# cython: boundscheck=False
+# C arrays only, every index below `count`.
+"""The blocks of one commit: placed, copied, summed, written, journalled and published together."""
+
+import os
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, ENOMEM, ENOSPC
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from tablespace._core.checksum cimport hash_key, xxh3_64
+from tablespace._core.key_index cimport ENTRY_EVICTING, ENTRY_LIVE, Entry, KeyIndex
+from tablespace._core.key_index import check_key
+from tablespace._core.line_codec cimport RECORD_EVICT, LineWriter
+from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot
+from tablespace.errors import ValueTooLargeError
+from tablespace.io.device cimport IO_WRITE, Completion, Device, IoContext, IoQueue
+from tablespace.layout import MAX_METADATA_BYTES
+
+# Submitting while later blocks are still copied and summed is worth about 20 %; every 4 to 8 is
+# the knee (docs/decisions/commit.md).
+cdef uint32_t SUBMIT_EVERY = 8
+cdef uint64_t PAD_BYTES = 4096
+cdef enum:
+    REAP_LIMIT = 64
+
+
+cdef class PutRequest:
+    """What one caller wants stored: at most `limit` blocks.
+
+    The caller's buffers are held (and must not change) until the request is dropped.
+    """
+
+    def __cinit__(self, uint64_t slot_bytes, uint32_t limit):
+        self.limit = limit
+        self.slot_bytes = slot_bytes
+        self.blocks = <Block *>calloc(max(1, limit), sizeof(Block))
+        if self.blocks == NULL:
+            raise MemoryError()
+        self.keys = []
+        self.metadata = []
+        self.wake = None
+
+    def __dealloc__(self):
+        cdef uint32_t at
+        if self.blocks != NULL:
+            for at in range(self.count):
+                PyBuffer_Release(&self.blocks[at].view)
+            free(self.blocks)
+
+    def add(self, key, value, metadata=None):
+        """Add one block.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a key that is not bytes of 1..255, or metadata over 255 bytes.
+        ValueTooLargeError
+            For a value larger than a slot.
+        """
+        cdef Block *block
+        if self.count == self.limit:
+            raise ValueError(f"a group holds at most {self.limit} blocks")
+        check_key(key)
+        if metadata is not None:
+            if not isinstance(metadata, bytes):
+                raise TypeError(f"metadata is bytes, not {type(metadata).__name__}")
+            if len(metadata) > MAX_METADATA_BYTES:
+                raise ValueError(
+                    f"metadata has at most {MAX_METADATA_BYTES} bytes, not {len(metadata)}")
+        block = &self.blocks[self.count]
+        PyObject_GetBuffer(value, &block.view, PyBUF_SIMPLE)
+        if <uint64_t>block.view.len > self.slot_bytes:
+            length = block.view.len
+            PyBuffer_Release(&block.view)
+            raise ValueTooLargeError(length, self.slot_bytes)
+        self.keys.append(key)
+        block.key = <const uint8_t *>PyBytes_AS_STRING(key)
+        block.key_length = <uint32_t>PyBytes_GET_SIZE(key)
+        block.metadata = NULL
+        block.metadata_length = 0
+        if metadata:
+            self.metadata.append(metadata)
+            block.metadata = <const uint8_t *>PyBytes_AS_STRING(metadata)
+            block.metadata_length = <uint32_t>PyBytes_GET_SIZE(metadata)
+        block.length = <uint32_t>block.view.len
+        block.result = -EAGAIN
+        self.count += 1
+
+    def results(self):
+        """Return one negative errno or byte count a block; -EAGAIN where nothing was tried."""
+        return [self.blocks[at].result for at in range(self.count)]
+
+    def outcome(self):
+        """Return a list of bool, False where no slot was free.
+
+        Raises
+        ------
+        OSError
+            For the first block whose write failed; the other blocks are stored.
+        """
+        cdef uint32_t at
+        cdef list out = [True] * self.count
+        for at in range(self.count):
+            if self.blocks[at].result < 0:
+                if self.blocks[at].result != -ENOSPC:
+                    code = <int>-self.blocks[at].result
+                    raise OSError(code, os.strerror(code),
+                                  f"block {at} of the put (key {self.keys[at].hex()})")
+                out[at] = False
+        return out
+
+
+cdef class CommitGroup:
+    """The blocks of several requests, committed together.
+
+    Parameters
+    ----------
+    requests : list of PutRequest
+    devices : list of Device
+        One a container, in order.
+
+    Notes
+    -----
+    The store calls `place`, `write`, (syncs), `encode`, (journal), `publish` in this order, or
+    `abandon` when something failed before the journal append.
+    """
+
+    def __cinit__(self, list requests not None, list devices not None):
+        cdef PutRequest request
+        cdef uint32_t total = 0, at
+        for request in requests:
+            total += request.count
+        self.blocks = <Block **>malloc(max(1, total) * sizeof(Block *))
+        self.devices = <void **>malloc(max(1, len(devices)) * sizeof(void *))
+        if self.blocks == NULL or self.devices == NULL:
+            raise MemoryError()
+        for request in requests:
+            self.slot_size = request.slot_bytes
+            for at in range(request.count):
+                self.blocks[self.count] = &request.blocks[at]
+                self.count += 1
+        for at in range(<uint32_t>len(devices)):
+            self.devices[at] = <void *>devices[at]
+        self.requests = requests
+        self.device_list = devices
+
+    def __dealloc__(self):
+        free(self.blocks)
+        free(self.devices)
+
+    def place(self, SlotAllocator allocator not None):
+        """Reserve a slot for every block; return how many got one, the first ones."""
+        cdef uint64_t *places = <uint64_t *>malloc(max(1, self.count) * sizeof(uint64_t))
+        cdef uint32_t got, at
+        if places == NULL:
+            raise MemoryError()
+        got = allocator.reserve_run(places, self.count)
+        for at in range(self.count):
+            if at < got:
+                self.blocks[at].location = places[at]
+                self.blocks[at].result = 0
+            else:
+                self.blocks[at].result = -ENOSPC
+        free(places)
+        return got
+
+    def write(self, IoContext context not None):
+        """Copy, sum and write every placed block; return how many failed.
+
+        Raises
+        ------
+        OSError
+            When the queue itself broke: its buffers may still be in flight, so the context must
+            be kept and never used again.
+        """
+        cdef int code
+        cdef uint32_t at, failed = 0
+        with nogil:
+            code = self.write_all(context.queue, context.staging.data, context.staging.size_bytes)
+        if code < 0:
+            raise OSError(-code, os.strerror(-code), "IO queue")
+        for at in range(self.count):
+            if self.blocks[at].result < 0 and self.blocks[at].result != -ENOSPC:
+                failed += 1
+        return failed
+
+    cdef int write_all(self, IoQueue queue, unsigned char *staging,
+                       size_t staging_bytes) noexcept nogil:
+        cdef uint64_t slot_bytes
+        cdef uint32_t frames, free_frames, at, fresh = 0
+        cdef uint32_t *frame_stack
+        cdef int32_t *frame_of
+        cdef void **buffers
+        cdef Block *block
+        cdef size_t padded
+        cdef uint64_t offset
+        cdef int code = 0
+        if self.count == 0:
+            return 0
+        slot_bytes = self.slot_size
+        frames = <uint32_t>(staging_bytes // slot_bytes)
+        frame_stack = <uint32_t *>malloc((frames + 1) * sizeof(uint32_t))
+        frame_of = <int32_t *>malloc(self.count * sizeof(int32_t))
+        buffers = <void **>malloc(self.count * sizeof(void *))
+        if frame_stack == NULL or frame_of == NULL or buffers == NULL or frames == 0:
+            free(frame_stack)
+            free(frame_of)
+            free(buffers)
+            return -ENOMEM
+        free_frames = frames
+        for at in range(frames):
+            frame_stack[at] = frames - 1 - at
+        for at in range(self.count):
+            block = self.blocks[at]
+            frame_of[at] = -1
+            if block.result == -ENOSPC:
+                continue
+            if block.length == 0:
+                block.check = xxh3_64(b"", 0)
+                continue
+            padded = (block.length + PAD_BYTES - 1) // PAD_BYTES * PAD_BYTES
+            offset = location_slot(block.location) * slot_bytes
+            if (padded == block.length and <size_t>block.view.buf
+                    % self.memory_alignment(location_container(block.location)) == 0):
+                buffers[at] = block.view.buf
+            else:
+                while free_frames == 0:
+                    code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
+                    if code < 0:
+                        break
+                if code < 0:
+                    break
+                free_frames -= 1
+                frame_of[at] = <int32_t>frame_stack[free_frames]
+                buffers[at] = staging + frame_of[at] * slot_bytes
+                memcpy(buffers[at], block.view.buf, block.length)
+                if padded > block.length:
+                    memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
+            block.check = xxh3_64(buffers[at], block.length)
+            while queue.in_flight >= queue.depth:
+                code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
+                if code < 0:
+                    break
+            if code < 0:
+                break
+            code = self.push(queue, location_container(block.location), buffers[at], padded,
+                             offset, at)
+            if code < 0:
+                block.result = code
+                if frame_of[at] >= 0:
+                    frame_stack[free_frames] = <uint32_t>frame_of[at]
+                    free_frames += 1
+                code = 0
+                continue
+            fresh += 1
+            if fresh == SUBMIT_EVERY:
+                fresh = 0
+                code = queue.submit()
+                if code < 0:
+                    break
+                code = self.collect(queue, 0, frame_stack, &free_frames, frame_of, buffers)
+                if code < 0:
+                    break
+        while code >= 0 and queue.in_flight:
+            code = queue.submit()
+            if code < 0:
+                break
+            code = self.collect(queue, queue.in_flight, frame_stack, &free_frames, frame_of,
+                                buffers)
+        free(frame_stack)
+        free(frame_of)
+        free(buffers)
+        return code if code < 0 else 0
+
+    cdef uint32_t memory_alignment(self, uint32_t container) noexcept nogil:
+        return (<Device>self.devices[container]).memory_alignment_bytes
+
+    cdef int push(self, IoQueue queue, uint32_t container, void *buffer, size_t length,
+                  uint64_t offset, uint64_t tag) noexcept nogil:
+        return queue.push(<Device>self.devices[container], IO_WRITE, buffer, length, offset, tag)
+
+    cdef int collect(self, IoQueue queue, uint32_t wait_for, uint32_t *frame_stack,
+                     uint32_t *free_frames, int32_t *frame_of, void **buffers) noexcept nogil:
+        """Reap completions, finish short writes, give frames back."""
+        cdef Completion done[REAP_LIMIT]
+        cdef int got, at, code
+        cdef uint32_t which
+        cdef Block *block
+        cdef size_t padded
+        if wait_for > REAP_LIMIT:
+            wait_for = REAP_LIMIT
+        if wait_for:
+            code = queue.submit()
+            if code < 0:
+                return code
+        got = queue.reap(done, REAP_LIMIT, wait_for)
+        if got < 0:
+            return got
+        for at in range(got):
+            which = <uint32_t>done[at].tag
+            block = self.blocks[which]
+            padded = (block.length + PAD_BYTES - 1) // PAD_BYTES * PAD_BYTES
+            block.result = done[at].result
+            if block.result != <int64_t>padded:
+                block.result = (<Device>self.devices[location_container(block.location)]).finish(
+                    IO_WRITE, buffers[which], padded,
+                    location_slot(block.location) * self.slot_size, block.result)
+            if frame_of[which] >= 0:
+                frame_stack[free_frames[0]] = <uint32_t>frame_of[which]
+                free_frames[0] += 1
+        return 0
+
+    def containers(self):
+        """Return the indices of the containers that hold blocks written by this group."""
+        cdef set out = set()
+        cdef uint32_t at
+        for at in range(self.count):
+            if self.blocks[at].result > 0:
+                out.add(location_container(self.blocks[at].location))
+        return sorted(out)
+
+    def encode(self, LineWriter writer not None, uint64_t seq, uint64_t group):
+        """Append the record of every written block; return the next sequence number."""
+        cdef Block *block
+        cdef uint32_t at
+        for at in range(self.count):
+            block = self.blocks[at]
+            if block.result < 0:
+                continue
+            block.seq = seq
+            writer.put_line(seq, group, block.key, block.key_length,
+                            location_container(block.location), location_slot(block.location),
+                            block.length, block.check, block.metadata, block.metadata_length)
+            seq += 1
+        return seq
+
+    def publish(self, KeyIndex index not None):
+        """Enter every written block into the index; give back the slots of those that failed."""
+        cdef Block *block
+        cdef uint32_t at, stored = 0
+        for at in range(self.count):
+            block = self.blocks[at]
+            if block.result >= 0:
+                index.insert(block.key, block.key_length, block.metadata, block.metadata_length,
+                             hash_key(block.key, block.key_length), block.location, block.length,
+                             block.check, block.seq)
+                stored += 1
+            elif block.result != -ENOSPC:
+                index.allocator.release(block.location)
+        return stored
+
+    def abandon(self, SlotAllocator allocator not None, int code):
+        """Give every reserved slot back and mark the blocks failed with `-code`."""
+        cdef uint32_t at
+        for at in range(self.count):
+            if self.blocks[at].result != -ENOSPC:
+                allocator.release(self.blocks[at].location)
+                self.blocks[at].result = -code
+
+
+cdef class VictimList:
+    """Entries chosen for eviction, still readable until their records are durable."""
+
+    cdef KeyIndex index
+    cdef uint32_t *ids      # owned
+    cdef readonly uint32_t count
+
+    def __cinit__(self, KeyIndex index not None, uint32_t wanted):
+        self.index = index
+        self.ids = <uint32_t *>malloc(max(1, wanted) * sizeof(uint32_t))
+        if self.ids == NULL:
+            raise MemoryError()
+        self.count = index.choose_victims(self.ids, wanted)
+
+    def __dealloc__(self):
+        free(self.ids)
+
+    def encode(self, LineWriter writer not None, uint64_t seq, uint64_t group):
+        """Append an ``evict`` record for each; return the next sequence number."""
+        cdef uint32_t at
+        cdef Entry *entry
+        for at in range(self.count):
+            entry = self.index.entry(self.ids[at])
+            writer.free_line(RECORD_EVICT, seq, group, entry.name, entry.key_length,
+                             location_container(entry.location), location_slot(entry.location))
+            seq += 1
+        return seq
+
+    def publish(self):
+        """Remove the victims, whose records are durable; return how many were still there."""
+        cdef uint32_t at, removed = 0
+        cdef Entry *entry
+        for at in range(self.count):
+            entry = self.index.entry(self.ids[at])
+            if entry.flags & ENTRY_LIVE and entry.flags & ENTRY_EVICTING:
+                self.index.remove(self.ids[at])
+                removed += 1
+        return removed
+
+    def spare(self):
+        """Let the victims live: their records were not written."""
+        cdef uint32_t at
+        for at in range(self.count):
+            self.index.entry(self.ids[at]).flags &= <uint8_t>(0xFF ^ ENTRY_EVICTING)

@@ -1,0 +1,271 @@
+"""The seam to bytes: `Device` is one file's bytes, `IoQueue` is where many transfers fly at once.
+
+Public methods check bounds, finish short transfers and translate errors; hooks (`do_*`) do the
+work and know nothing else.  Real and simulated devices override only hooks, so every check below
+also runs in tests.  Errors below Python are values: bytes moved, or a negative errno.
+"""
+
+import os
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOSYS, ENXIO
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+# A transfer that stays short this often in a row is an error, not a slow disk.
+cdef int MAX_PIECES = 64
+
+
+def os_error(int code, str path):
+    """Return the OSError (Python picks the subclass) for a negative errno."""
+    return OSError(-code, os.strerror(-code), path)
+
+
+cdef class Device:
+    """The bytes of one file.
+
+    Attributes
+    ----------
+    size_bytes : int
+        Length; reads and writes beyond it are refused.
+    alignment_bytes, memory_alignment_bytes : int
+        What direct transfers need of offsets and lengths, and of addresses; 1 where any will do.
+    direct : bool
+        Whether O_DIRECT is in force now (a refusal at write time turns it off).
+
+    Notes
+    -----
+    Methods may be called from several threads at once; the kernel orders nothing between them.
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        self.fd = -1
+        self.alignment_bytes = 1
+        self.memory_alignment_bytes = 1
+
+    cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil:
+        return -ENOSYS
+
+    cdef int64_t do_write(self, const void *buffer, size_t length,
+                          uint64_t offset) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_sync(self) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_close(self) noexcept nogil:
+        return 0
+
+    cdef int64_t fits(self, size_t length, uint64_t offset) noexcept nogil:
+        if self.closed:
+            return -ENXIO
+        if length > self.size_bytes or offset > self.size_bytes - length:
+            return -EINVAL
+        return 0
+
+    cdef int64_t finish(self, IoKind kind, void *buffer, size_t length, uint64_t offset,
+                        int64_t result) noexcept nogil:
+        """Turn one transfer's first result into a whole transfer or an error, with a bound.
+
+        A read that meets the end of the file is an error here: every caller knows how long the
+        file is, so a shorter one has lost bytes.
+        """
+        cdef size_t done = 0
+        cdef int pieces = 0
+        while True:
+            if result > 0:
+                done += <size_t>result
+                if done > length:
+                    return -EIO
+                if done == length:
+                    return <int64_t>length
+            elif result == 0:
+                return -EIO
+            elif result != -EINTR and result != -EAGAIN:
+                # -EINVAL of a queued direct transfer gets its second chance in the hook.
+                if result != -EINVAL or pieces or not self.direct:
+                    return result
+            pieces += 1
+            if pieces > MAX_PIECES:
+                return -EIO
+            if kind == IO_READ:
+                result = self.do_read(<char *>buffer + done, length - done, offset + done)
+            else:
+                result = self.do_write(<char *>buffer + done, length - done, offset + done)
+
+    cdef int64_t read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil:
+        """Read exactly `length` bytes; return them, or -errno (-EIO where the file is shorter)."""
+        cdef int64_t code = self.fits(length, offset)
+        if code < 0 or length == 0:
+            return code
+        return self.finish(IO_READ, buffer, length, offset, self.do_read(buffer, length, offset))
+
+    cdef int64_t write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil:
+        """Write exactly `length` bytes within the file's size; return them, or -errno."""
+        cdef int64_t code = self.fits(length, offset)
+        if code < 0 or length == 0:
+            return code
+        return self.finish(IO_WRITE, <void *>buffer, length, offset,
+                           self.do_write(buffer, length, offset))
+
+    cdef int sync(self) noexcept nogil:
+        if self.closed:
+            return -ENXIO
+        return self.do_sync()
+
+    # The same from Python, raising OSError: for what is not on the hot path.
+
+    def read_at(self, uint64_t offset, size_t length):
+        """Read exactly `length` bytes at `offset`."""
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, length)
+        cdef char *data = PyBytes_AS_STRING(out)
+        cdef int64_t code
+        with nogil:
+            code = self.read(data, length, offset)
+        if code < 0:
+            raise os_error(<int>code, self.path)
+        return out
+
+    def write_at(self, uint64_t offset, data):
+        """Write a whole buffer at `offset`, within the file's size."""
+        cdef Py_buffer view
+        cdef int64_t code
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            with nogil:
+                code = self.write(view.buf, view.len, offset)
+        finally:
+            PyBuffer_Release(&view)
+        if code < 0:
+            raise os_error(<int>code, self.path)
+
+    def append(self, data):
+        """Write a buffer at the end of the file, which grows by it.
+
+        On an error the file's length is undefined; `size_bytes` is the length before.
+        """
+        cdef Py_buffer view
+        cdef uint64_t start = self.size_bytes
+        cdef int64_t code
+        if self.closed:
+            raise os_error(-ENXIO, self.path)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if view.len == 0:
+                return
+            with nogil:
+                code = self.finish(IO_WRITE, view.buf, view.len, start,
+                                   self.do_write(view.buf, view.len, start))
+            if code >= 0:
+                self.size_bytes = start + view.len
+        finally:
+            PyBuffer_Release(&view)
+        if code < 0:
+            raise os_error(<int>code, self.path)
+
+    def sync_data(self):
+        """Make all written bytes durable (fdatasync)."""
+        cdef int code
+        with nogil:
+            code = self.sync()
+        if code < 0:
+            raise os_error(code, self.path)
+
+    def truncate(self, uint64_t size_bytes):
+        """Set the file's length."""
+        cdef int code
+        with nogil:
+            code = self.do_truncate(size_bytes)
+        if code < 0:
+            raise os_error(code, self.path)
+        self.size_bytes = size_bytes
+
+    def allocate(self, uint64_t size_bytes):
+        """Make the file `size_bytes` long with its space reserved on the disk."""
+        cdef int code
+        with nogil:
+            code = self.do_allocate(size_bytes)
+        if code < 0:
+            raise os_error(code, self.path)
+        self.size_bytes = size_bytes
+
+    def close(self):
+        """Close the file; further calls fail with ENXIO."""
+        if not self.closed:
+            self.closed = True
+            with nogil:
+                self.do_close()
+
+
+cdef class IoQueue:
+    """Transfers in flight together; completions come in any order.
+
+    One thread at a time may use a queue.  `push` borrows the buffer until the transfer's
+    completion has been reaped.
+    """
+
+    def __cinit__(self, *args, **kwargs):
+        self.engine = "none"
+
+    cdef int do_push(self, Device device, IoKind kind, void *buffer, size_t length,
+                     uint64_t offset, uint64_t tag) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_submit(self) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_reap(self, Completion *out, uint32_t limit, uint32_t wait_for) noexcept nogil:
+        return -ENOSYS
+
+    cdef int push(self, Device device, IoKind kind, void *buffer, size_t length, uint64_t offset,
+                  uint64_t tag) noexcept nogil:
+        """Add a transfer; it may start before `submit`. -EAGAIN when `depth` are in flight."""
+        cdef int64_t code = device.fits(length, offset)
+        if code < 0:
+            return <int>code
+        if self.in_flight >= self.depth:
+            return -EAGAIN
+        if device.direct and (offset % device.alignment_bytes or length % device.alignment_bytes
+                              or <size_t>buffer % device.memory_alignment_bytes):
+            return -EINVAL
+        code = self.do_push(device, kind, buffer, length, offset, tag)
+        if code == 0:
+            self.in_flight += 1
+        return <int>code
+
+    cdef int submit(self) noexcept nogil:
+        """Start everything pushed so far."""
+        return self.do_submit()
+
+    cdef int reap(self, Completion *out, uint32_t limit, uint32_t wait_for) noexcept nogil:
+        """Collect up to `limit` completions, waiting for at least `wait_for`; return how many."""
+        cdef int got
+        if wait_for > self.in_flight:
+            wait_for = self.in_flight
+        if self.in_flight == 0 or limit == 0:
+            return 0
+        got = self.do_reap(out, limit, wait_for)
+        if got > 0:
+            self.in_flight -= got
+        return got
+
+    def close(self):
+        """Free the queue; nothing may be in flight."""
+
+
+cdef class IoContext:
+    """What one thread needs for a batch of transfers: a queue and aligned staging memory."""
+
+    def __init__(self, IoQueue queue not None, AlignedBuffer staging not None):
+        self.queue = queue
+        self.staging = staging
+
+    def close(self):
+        self.queue.close()
+        self.staging.close()

@@ -1,0 +1,154 @@
+"""Files as the kernel gives them, and the posix engine: a few threads with pread and pwrite."""
+
+import os
+
+from libc.errno cimport EINVAL, ENOMEM, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from tablespace.io.device cimport IO_WRITE, Completion, Device, IoKind, IoQueue
+
+cdef extern from "fcntl.h" nogil:
+    int fcntl(int fd, int command, ...)
+    int fallocate(int fd, int mode, long offset, long length)
+    int F_GETFL, F_SETFL, O_DIRECT
+
+cdef extern from "unistd.h" nogil:
+    ssize_t pread(int fd, void *buffer, size_t length, long offset)
+    ssize_t pwrite(int fd, const void *buffer, size_t length, long offset)
+    int fdatasync(int fd)
+    int ftruncate(int fd, long length)
+    int c_close "close"(int fd)
+
+cdef extern from "posix_pool.h" nogil:
+    ctypedef struct pool_completion:
+        uint64_t tag
+        int64_t result
+    ctypedef struct pool_job:
+        int fd
+        int is_write
+        void *buffer
+        size_t length
+        uint64_t offset
+        uint64_t tag
+    ctypedef struct posix_pool:
+        pass
+    posix_pool *pool_create(uint32_t depth, uint32_t threads)
+    void pool_destroy(posix_pool *pool)
+    void pool_push(posix_pool *pool, pool_job job)
+    uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit, uint32_t wait_for)
+
+# Enough to keep a SATA or network disk busy; an NVMe disk has io_uring.
+cdef uint32_t POOL_THREADS = 8
+
+
+cdef class PosixDevice(Device):
+    """A file.
+
+    Parameters
+    ----------
+    path : str
+        For messages only.
+    fd : int
+        Open read-write; owned from here on.
+    direct : bool
+        Whether `fd` has O_DIRECT.
+    alignment_bytes, memory_alignment_bytes : int
+        What direct transfers need; ignored when not direct.
+    """
+
+    def __init__(self, str path, int fd, bint direct=False, uint32_t alignment_bytes=4096,
+                 uint32_t memory_alignment_bytes=512):
+        self.path = path
+        self.fd = fd
+        self.size_bytes = os.fstat(fd).st_size
+        self.direct = direct
+        if direct:
+            self.alignment_bytes = alignment_bytes
+            self.memory_alignment_bytes = memory_alignment_bytes
+
+    def __dealloc__(self):
+        # No fork check: closing a descriptor in a child leaves the parent's alone.
+        if self.fd >= 0 and not self.closed:
+            c_close(self.fd)
+
+    def fileno(self):
+        """Return the descriptor, which stays owned by the device."""
+        return self.fd
+
+    cdef int leave_direct(self) noexcept nogil:
+        """Turn O_DIRECT off on the descriptor, for a file system that refuses it at transfer."""
+        cdef int flags = fcntl(self.fd, F_GETFL)
+        if flags < 0 or fcntl(self.fd, F_SETFL, flags & ~O_DIRECT) < 0:
+            return -errno
+        self.direct = False
+        return 0
+
+    cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil:
+        cdef ssize_t moved = pread(self.fd, buffer, length, <long>offset)
+        if moved < 0 and errno == EINVAL and self.direct and self.leave_direct() == 0:
+            moved = pread(self.fd, buffer, length, <long>offset)
+        return -errno if moved < 0 else moved
+
+    cdef int64_t do_write(self, const void *buffer, size_t length,
+                          uint64_t offset) noexcept nogil:
+        cdef ssize_t moved = pwrite(self.fd, buffer, length, <long>offset)
+        if moved < 0 and errno == EINVAL and self.direct and self.leave_direct() == 0:
+            moved = pwrite(self.fd, buffer, length, <long>offset)
+        return -errno if moved < 0 else moved
+
+    cdef int do_sync(self) noexcept nogil:
+        return -errno if fdatasync(self.fd) < 0 else 0
+
+    cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil:
+        return -errno if ftruncate(self.fd, <long>size_bytes) < 0 else 0
+
+    cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil:
+        # Not posix_fallocate: where the file system cannot, glibc writes every page instead.
+        return -errno if fallocate(self.fd, 0, 0, <long>size_bytes) < 0 else 0
+
+    cdef int do_close(self) noexcept nogil:
+        return -errno if c_close(self.fd) < 0 else 0
+
+
+cdef class PosixQueue(IoQueue):
+    """Transfers on a few threads of this queue's own."""
+
+    cdef posix_pool *pool   # owned; NULL once closed
+
+    def __init__(self, uint32_t depth=32):
+        self.depth = depth
+        self.engine = "posix"
+        self.pool = pool_create(depth, min(POOL_THREADS, depth))
+        if self.pool == NULL:
+            raise OSError(ENOMEM, "cannot start the threads of the posix IO engine")
+
+    def __dealloc__(self):
+        if self.pool != NULL:
+            with nogil:
+                pool_destroy(self.pool)
+            self.pool = NULL
+
+    def close(self):
+        """Stop the threads."""
+        cdef posix_pool *pool = self.pool
+        self.pool = NULL
+        with nogil:
+            pool_destroy(pool)
+
+    cdef int do_push(self, Device device, IoKind kind, void *buffer, size_t length,
+                     uint64_t offset, uint64_t tag) noexcept nogil:
+        cdef pool_job job
+        job.fd = device.fd
+        job.is_write = kind == IO_WRITE
+        job.buffer = buffer
+        job.length = length
+        job.offset = offset
+        job.tag = tag
+        pool_push(self.pool, job)
+        return 0
+
+    cdef int do_submit(self) noexcept nogil:
+        return 0
+
+    cdef int do_reap(self, Completion *out, uint32_t limit, uint32_t wait_for) noexcept nogil:
+        return <int>pool_reap(self.pool, <pool_completion *>out, limit, wait_for)

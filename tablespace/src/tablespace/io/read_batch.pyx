@@ -1,0 +1,309 @@
+# cython: boundscheck=False
+# C arrays only, every index below `count`.
+"""Many reads in flight in one call, each verified as it completes."""
+
+import os
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EILSEQ, EIO, ENOMEM
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from tablespace._core.checksum cimport hash_key, xxh3_64
+from tablespace._core.key_index cimport Entry, KeyIndex
+from tablespace._core.key_index import check_key
+from tablespace._core.slot_allocator cimport location_container, location_slot
+from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueue
+
+cdef uint64_t PAD_BYTES = 4096
+# Completed reads are replaced in the queue at the latest after this many.
+cdef enum:
+    REFILL_EVERY = 4
+
+cdef struct Read:
+    Py_buffer view         # the caller's buffer, while `held`
+    bint held
+    unsigned char *target  # where the value goes
+    size_t room            # bytes that may be written at target
+    uint64_t location
+    uint64_t check
+    uint64_t seq
+    uint32_t length
+    int64_t entry          # pinned entry, or -1
+    int64_t result         # bytes, or -errno; -EILSEQ: the checksum does not fit
+    void *buffer           # where the transfer lands: target, or a staging frame
+    int32_t frame
+
+
+cdef class ReadBatch:
+    """The reads of one call.
+
+    Parameters
+    ----------
+    index : KeyIndex
+    devices : list of Device
+        One a container, in order.
+    slot_bytes : int
+    verify : bool
+        Whether to check each value's checksum.
+
+    Notes
+    -----
+    `start` (GIL held) looks up and pins; `run` reads with the GIL released; `finish` unpins.
+    `finish` must always be called after `start`.
+    """
+
+    cdef KeyIndex index
+    cdef list device_list
+    cdef void **devices
+    cdef uint64_t slot_bytes
+    cdef bint verify
+    cdef Read *reads
+    cdef readonly uint32_t count
+    cdef list keys
+    cdef list out
+    cdef readonly uint64_t bytes_read
+    cdef readonly uint32_t hits
+
+    def __cinit__(self, KeyIndex index not None, list devices not None, uint64_t slot_bytes,
+                  bint verify):
+        cdef uint32_t at
+        self.index = index
+        self.device_list = devices
+        self.devices = <void **>malloc(max(1, len(devices)) * sizeof(void *))
+        if self.devices == NULL:
+            raise MemoryError()
+        for at in range(<uint32_t>len(devices)):
+            self.devices[at] = <void *>devices[at]
+        self.slot_bytes = slot_bytes
+        self.verify = verify
+
+    def __dealloc__(self):
+        free(self.devices)
+        free(self.reads)
+
+    def start(self, list keys not None, list buffers):
+        """Look up and pin.
+
+        Parameters
+        ----------
+        keys : list of bytes
+        buffers : list of writable buffers or None
+            One a key; None to get bytes objects.
+
+        Raises
+        ------
+        ValueError
+            When a buffer is shorter than its value, naming both sizes; nothing stays pinned.
+        """
+        cdef uint32_t total = <uint32_t>len(keys)
+        cdef Py_ssize_t at
+        cdef Read *read
+        cdef Entry *entry
+        cdef int64_t id
+        cdef object key, value
+        cdef const uint8_t *data
+        self.keys = keys
+        self.out = [None] * total
+        self.reads = <Read *>calloc(max(1, total), sizeof(Read))
+        if self.reads == NULL:
+            raise MemoryError()
+        try:
+            for at in range(total):
+                read = &self.reads[at]
+                read.entry = -1
+                read.frame = -1
+                self.count = <uint32_t>at + 1
+                key = keys[at]
+                if not PyBytes_Check(key):
+                    check_key(key)
+                data = <const uint8_t *>PyBytes_AS_STRING(key)
+                id = self.index.find(data, PyBytes_GET_SIZE(key),
+                                     hash_key(data, PyBytes_GET_SIZE(key)))
+                if id < 0 or not self.index.pin(<uint32_t>id):
+                    continue
+                read.entry = id
+                entry = self.index.entry(<uint32_t>id)
+                read.location = entry.location
+                read.check = entry.check
+                read.length = entry.length
+                read.seq = entry.seq
+                if buffers is None:
+                    value = PyBytes_FromStringAndSize(NULL, entry.length)
+                    self.out[at] = value
+                    read.target = <unsigned char *>PyBytes_AS_STRING(value)
+                    read.room = entry.length
+                else:
+                    PyObject_GetBuffer(buffers[at], &read.view, PyBUF_WRITABLE)
+                    read.held = True
+                    read.target = <unsigned char *>read.view.buf
+                    read.room = <size_t>read.view.len
+                    if read.room < read.length:
+                        raise ValueError(
+                            f"the buffer for key {at} has {read.room} bytes, its value "
+                            f"{read.length}")
+                self.index.touch(<uint32_t>id)
+        except BaseException:
+            self.release()
+            raise
+
+    def run(self, IoContext context not None):
+        """Read everything pinned.
+
+        Raises
+        ------
+        OSError
+            When the queue itself broke: the context must be kept and never used again.
+        """
+        cdef int code
+        with nogil:
+            code = self.read_all(context.queue, context.staging.data, context.staging.size_bytes)
+        if code < 0:
+            raise OSError(-code, os.strerror(-code), "IO queue")
+
+    cdef int read_all(self, IoQueue queue, unsigned char *staging,
+                      size_t staging_bytes) noexcept nogil:
+        cdef uint32_t frames = <uint32_t>(staging_bytes // self.slot_bytes)
+        cdef uint32_t *stack = <uint32_t *>malloc((frames + 1) * sizeof(uint32_t))
+        cdef uint32_t free_frames = frames, at = 0
+        cdef Completion done[REFILL_EVERY]
+        cdef Read *read
+        cdef size_t padded
+        cdef int code = 0, got, item
+        if stack == NULL or frames == 0:
+            free(stack)
+            return -ENOMEM
+        for at in range(frames):
+            stack[at] = frames - 1 - at
+        at = 0
+        while code >= 0:
+            while at < self.count and queue.in_flight < queue.depth:
+                read = &self.reads[at]
+                if read.entry < 0:
+                    at += 1
+                    continue
+                if read.length == 0:
+                    read.result = 0 if not self.verify or read.check == xxh3_64(b"", 0) else -EILSEQ
+                    at += 1
+                    continue
+                padded = self.padded_length(read)
+                if (read.room >= padded and
+                        <size_t>read.target % self.memory_alignment(read) == 0):
+                    read.buffer = read.target
+                elif free_frames:
+                    free_frames -= 1
+                    read.frame = <int32_t>stack[free_frames]
+                    read.buffer = staging + read.frame * self.slot_bytes
+                else:
+                    break
+                code = self.push(queue, read, padded, at)
+                if code < 0:
+                    read.result = code
+                    code = 0
+                    if read.frame >= 0:
+                        stack[free_frames] = <uint32_t>read.frame
+                        free_frames += 1
+                        read.frame = -1
+                at += 1
+            if queue.in_flight == 0:
+                if at >= self.count:
+                    break
+                continue
+            code = queue.submit()
+            if code < 0:
+                break
+            got = queue.reap(done, REFILL_EVERY, 1)
+            if got < 0:
+                code = got
+                break
+            for item in range(got):
+                read = &self.reads[done[item].tag]
+                self.complete(read, done[item].result, staging)
+                if read.frame >= 0:
+                    stack[free_frames] = <uint32_t>read.frame
+                    free_frames += 1
+                    read.frame = -1
+        free(stack)
+        return code if code < 0 else 0
+
+    cdef size_t padded_length(self, Read *read) noexcept nogil:
+        """What a transfer of this value must be long: whole blocks where the device is direct."""
+        cdef uint32_t unit = (<Device>self.devices[location_container(read.location)]).alignment_bytes
+        return (read.length + unit - 1) // unit * unit
+
+    cdef uint32_t memory_alignment(self, Read *read) noexcept nogil:
+        return (<Device>self.devices[location_container(read.location)]).memory_alignment_bytes
+
+    cdef int push(self, IoQueue queue, Read *read, size_t padded, uint64_t tag) noexcept nogil:
+        return queue.push(<Device>self.devices[location_container(read.location)], IO_READ,
+                          read.buffer, padded, location_slot(read.location) * self.slot_bytes, tag)
+
+    cdef void complete(self, Read *read, int64_t result, unsigned char *staging) noexcept nogil:
+        """Finish a short read, verify, and copy out of staging."""
+        cdef size_t padded = self.padded_length(read)
+        cdef int tries = 0
+        while True:
+            if result != <int64_t>padded:
+                result = (<Device>self.devices[location_container(read.location)]).finish(
+                    IO_READ, read.buffer, padded,
+                    location_slot(read.location) * self.slot_bytes, result)
+            if result < 0:
+                read.result = result
+                return
+            if not self.verify or xxh3_64(read.buffer, read.length) == read.check:
+                break
+            tries += 1
+            if tries == 2:
+                read.result = -EILSEQ
+                return
+            # Once more: another thread may have written into the caller's buffer meanwhile.
+            result = (<Device>self.devices[location_container(read.location)]).read(
+                read.buffer, padded, location_slot(read.location) * self.slot_bytes)
+        if read.buffer != read.target:
+            memcpy(read.target, read.buffer, read.length)
+        read.result = read.length
+
+    def finish(self):
+        """Unpin everything.
+
+        Returns
+        -------
+        tuple
+            (results, suspects, errors): results as the caller gets them (bytes or a length; None
+            for a miss), suspects as (key, seq) of values that are damaged or unreadable, and the
+            first other error as an errno or 0.
+        """
+        cdef uint32_t at
+        cdef Read *read
+        cdef list suspects = []
+        cdef int first_error = 0
+        for at in range(self.count):
+            read = &self.reads[at]
+            if read.entry < 0:
+                continue
+            if read.result >= 0:
+                self.hits += 1
+                self.bytes_read += read.length
+                if read.held:
+                    self.out[at] = read.length
+            else:
+                self.out[at] = None
+                if read.result == -EILSEQ or read.result == -EIO:
+                    suspects.append((self.keys[at], read.seq))
+                elif first_error == 0:
+                    first_error = <int>-read.result
+        self.release()
+        return self.out, suspects, first_error
+
+    cdef void release(self):
+        cdef uint32_t at
+        cdef Read *read
+        for at in range(self.count):
+            read = &self.reads[at]
+            if read.held:
+                PyBuffer_Release(&read.view)
+            if read.entry >= 0:
+                self.index.unpin(<uint32_t>read.entry)
+                read.entry = -1

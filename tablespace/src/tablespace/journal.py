@@ -1,0 +1,137 @@
+"""index.log: the append-only journal, one JSON object a line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tablespace._core.line_codec import MAX_LINE_BYTES, is_whole, seal
+from tablespace.errors import CorruptionError
+from tablespace.io.device import Device
+from tablespace.io.directory import Directory
+from tablespace.region import Region, check_version
+
+JOURNAL_NAME = "index.log"
+JOURNAL_BACKUP_NAME = "index.log.bak"
+JOURNAL_NEW_NAME = "index.log.new"
+
+
+class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
+    tablespace: str
+    format: int
+    region: str
+    slot_bytes: list[int]
+    container_bytes: int
+    containers: int
+    base_seq: int
+    line: str
+
+
+def encode_header(region: Region, base_seq: int) -> bytes:
+    """Return the first line: format, region, geometry and the first sequence number to come."""
+    return seal(b'{"tablespace":"journal",' + region.members() + b',"base_seq":%d' % base_seq)
+
+
+def decode_header(data: bytes, region: Region, path: str) -> tuple[int, int]:
+    """Return (base_seq, where the records begin).
+
+    Raises
+    ------
+    FormatVersionError, CorruptionError
+    """
+    end = data.find(b"\n", 0, MAX_LINE_BYTES)
+    line = data[:end] if end >= 0 else data[:80]
+    check_version(line, path, "journal")
+    if end < 0 or not is_whole(line):
+        raise CorruptionError(path, 0, "a journal header with its checksum", repr(line[:40]))
+    try:
+        header = msgspec.json.decode(line, type=_HeaderLine)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptionError(path, 0, "a journal header", str(error)) from error
+    if header.tablespace != "journal" or header.region != region.uuid:
+        raise CorruptionError(path, 0, f"the journal of region {region.uuid}",
+                              f"one of {header.region}")
+    return header.base_seq, end + 1
+
+
+class Journal:
+    """The journal being appended to.
+
+    Attributes
+    ----------
+    base_seq : int
+        The first sequence number this file may hold.
+
+    Notes
+    -----
+    Only the thread that leads a commit appends.
+    """
+
+    def __init__(self, device: Device, base_seq: int) -> None:
+        self._device = device
+        self.base_seq = base_seq
+
+    @property
+    def size_bytes(self) -> int:
+        return self._device.size_bytes
+
+    @property
+    def path(self) -> str:
+        return self._device.path
+
+    def append(self, lines: bytes) -> None:
+        """Append whole lines; on an error the file is cut back to what it was.
+
+        Raises
+        ------
+        OSError
+            The append failed and nothing of it remains; when even the cut fails, that error is
+            raised, with `cut_failed` set on it.
+        """
+        before = self._device.size_bytes
+        try:
+            self._device.append(lines)
+        except OSError as error:
+            try:
+                self._device.truncate(before)
+            except OSError as second:
+                second.cut_failed = True  # type: ignore[attr-defined]
+                raise second from error
+            raise
+
+    def sync(self) -> None:
+        """Make everything appended durable."""
+        self._device.sync_data()
+
+    def close(self) -> None:
+        self._device.close()
+
+
+def create_journal(
+    directory: Directory, region: Region, base_seq: int, records: bytes = b""
+) -> Journal:
+    """Write a journal under its own name, replacing the one there, durable before it counts.
+
+    The new file is a new inode: written and synced under a temporary name, renamed, the
+    directory synced.
+    """
+    directory.unlink(JOURNAL_NEW_NAME)
+    device = directory.open(JOURNAL_NEW_NAME, create=True, exclusive=True)
+    try:
+        device.append(encode_header(region, base_seq) + records)
+        device.sync_data()
+        directory.rename(JOURNAL_NEW_NAME, JOURNAL_NAME)
+        directory.sync()
+    except BaseException:
+        device.close()
+        raise
+    return Journal(device, base_seq)
+
+
+def rotate_journal(directory: Directory, region: Region, base_seq: int) -> Journal:
+    """Start a new journal; the old one becomes the backup.
+
+    At every moment the old records are reachable under one of the two names.
+    """
+    if directory.exists(JOURNAL_NAME):
+        directory.link(JOURNAL_NAME, JOURNAL_BACKUP_NAME)
+    return create_journal(directory, region, base_seq)

@@ -1,0 +1,256 @@
+"""`tablespace.open`: find or make a region, lock it, recover it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+
+from tablespace.errors import CorruptionError
+from tablespace.io.device import Device
+from tablespace.io.directory import Directory, PosixDirectory
+from tablespace.io.open import IoChoice, choose_io
+from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME
+from tablespace.layout import Geometry, container_name, format_size, plan_geometry
+from tablespace.recovery import RECOVER_MODES, Recovered, RecoveryReport, new_index, recover, start_files
+from tablespace.region import (
+    REGION_NAME,
+    Region,
+    RegionLock,
+    check_same_geometry,
+    decode_region,
+    new_region,
+)
+from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
+from tablespace.store import Store
+
+logger = logging.getLogger("tablespace")
+CONTAINERS = "containers"
+
+
+def open_store(
+    path: str | os.PathLike[str], *, max_bytes: int | str = "64G",
+    container_bytes: int | str | None = None, slot_bytes: int | str = "64K", create: bool = True,
+    io_mode: str = "auto", io_engine: str = "auto", recover: str = "strict",
+    verify: bool = True, on_full: str = "reject", eviction: str = "lru",
+    break_lock: bool = False,
+) -> Store:
+    """Open a region for reading and writing, creating it where there is none.
+
+    Parameters
+    ----------
+    path : path
+        The region's directory.
+    max_bytes : int or str
+        Budget for containers, rounded down to whole ones.
+    container_bytes : int or str, optional
+        Size of a container file; by default 1 GiB, or a quarter of `max_bytes` if that is less.
+    slot_bytes : int or str
+        Size of a slot, a multiple of 4 KiB: the largest value.
+    create : bool
+        Whether to make the region when it does not exist.
+    io_mode : {"auto", "direct", "buffered"}
+        O_DIRECT or the page cache; "auto" decides by file system, disk and a trial write.
+    io_engine : {"auto", "uring", "posix"}
+        io_uring, or threads with pread and pwrite.
+    recover : {"strict", "salvage", "empty"}
+        What damage means: an error, keep what is sound, or start empty. A torn tail is no damage.
+    verify : bool
+        Whether every read checks the value's checksum.
+    on_full : {"reject", "evict"}
+    eviction : {"lru"}
+    break_lock : bool
+        Go on without the writer's lock. Only when no other writer can exist.
+
+    Raises
+    ------
+    BusyError, GeometryError, FormatVersionError, CorruptionError
+    FileNotFoundError
+        No region there and `create` is false.
+    ValueError
+        For an argument outside its domain.
+    OSError
+        For example ENOSPC when the containers do not fit the disk.
+    """
+    _check_choice("recover", recover, RECOVER_MODES)
+    _check_choice("on_full", on_full, ("reject", "evict"))
+    _check_choice("eviction", eviction, ("lru",))
+    directory = PosixDirectory(path)
+    geometry = plan_geometry(max_bytes, container_bytes, slot_bytes)
+    return open_directory(
+        directory, geometry, create=create, io_mode=io_mode, io_engine=io_engine,
+        recover_mode=recover, verify=verify, evict=on_full == "evict", break_lock=break_lock,
+    )
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def open_directory(
+    directory: Directory, geometry: Geometry, *, create: bool = True, io_mode: str = "auto",
+    io_engine: str = "auto", recover_mode: str = "strict", verify: bool = True,
+    evict: bool = False, break_lock: bool = False,
+) -> Store:
+    """Open a region over any `Directory`; `open_store` gives the real one."""
+    if not create and not directory.exists(REGION_NAME):
+        raise FileNotFoundError(errno.ENOENT, "no region here (and create=False)", directory.path)
+    directory.make("")
+    lock = RegionLock(directory, break_lock)
+    devices: list[Device] = []
+    try:
+        region = _read_or_begin(directory, lock, geometry)
+        directory.make(CONTAINERS)
+        choice = choose_io(directory, io_mode, io_engine)
+        if region is None:
+            region = new_region(geometry)
+            recovered = _create(directory, region, lock, choice, devices)
+        else:
+            _open_containers(directory, region, choice, devices, recover_mode)
+            recovered = recover(directory, region, recover_mode)
+        lock.announce({"io_mode": "direct" if choice.direct else "buffered",
+                       "io_engine": choice.engine, "choices": choice.reasons})
+        store = Store(directory, region, lock, devices, recovered, choice, verify=verify,
+                      evict=evict)
+    except BaseException:
+        for device in devices:
+            device.close()
+        lock.close()
+        raise
+    _tell(store, directory, region, choice, recovered.report)
+    return store
+
+
+def _read_or_begin(directory: Directory, lock: RegionLock, geometry: Geometry) -> Region | None:
+    """Return the region there is, or None where one is to be made."""
+    if lock.device is None or lock.device.size_bytes == 0:
+        problem: CorruptionError | None = None
+    else:
+        try:
+            region = decode_region(lock.read(), lock.device.path)
+        except CorruptionError as error:
+            problem = error
+        else:
+            check_same_geometry(region, geometry, directory.path)
+            return region
+    if _holds_records(directory):
+        raise problem or CorruptionError(
+            f"{directory.path}/{REGION_NAME}", 0, "the region's identity (its journal is there)",
+            "an empty file")
+    return None
+
+
+def _holds_records(directory: Directory) -> bool:
+    """Say whether a directory without a sound region.json was ever a region in use."""
+    for name in (JOURNAL_NAME, JOURNAL_BACKUP_NAME, SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME):
+        if not directory.exists(name):
+            continue
+        device = directory.open(name)
+        try:
+            head = device.read_at(0, min(device.size_bytes, 1 << 16))
+        finally:
+            device.close()
+        # The files of a region in the making: a header alone, or header and end of no entries.
+        lines = [line for line in head.split(b"\n") if line]
+        if name in (JOURNAL_NAME, JOURNAL_BACKUP_NAME) and len(lines) > 1:
+            return True
+        if name in (SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME) and b'"count":0,' not in head:
+            return True
+    return False
+
+
+def _create(
+    directory: Directory, region: Region, lock: RegionLock, choice: IoChoice,
+    devices: list[Device],
+) -> Recovered:
+    """Make a region's files; region.json comes last and makes it one."""
+    shape = region.geometry
+    free = directory.free_bytes()
+    names = [container_name(number) for number in range(shape.containers)]
+    have = 0
+    for name in names:
+        if directory.exists(f"{CONTAINERS}/{name}"):
+            have += shape.container_bytes
+    if shape.data_bytes - have > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"the region needs {format_size(shape.data_bytes)} ({shape.data_bytes} bytes) and the "
+            f"file system has {format_size(free)} ({free} bytes) free. Remedy: a smaller max_bytes",
+            directory.path)
+    for name in names:
+        device = _open_container(directory, name, choice, create=True)
+        devices.append(device)
+        if device.size_bytes != shape.container_bytes:
+            _allocate(device, shape.container_bytes, choice)
+        device.sync_data()
+    directory.sync(CONTAINERS)
+    journal, snapshot_bytes = start_files(directory, region)
+    lock.write(region)
+    directory.sync()
+    return Recovered(new_index(region), journal, 0, RecoveryReport(source="new region"),
+                     snapshot_bytes)
+
+
+def _open_container(
+    directory: Directory, name: str, choice: IoChoice, create: bool = False
+) -> Device:
+    return directory.open(
+        f"{CONTAINERS}/{name}", create=create, direct=choice.direct,
+        alignment_bytes=choice.alignment_bytes,
+        memory_alignment_bytes=choice.memory_alignment_bytes,
+    )
+
+
+def _allocate(device: Device, size_bytes: int, choice: IoChoice) -> None:
+    """Reserve a container's space; where the file system cannot, only its length is set."""
+    try:
+        device.allocate(size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        note = ("containers not pre-allocated: this file system has no fallocate; a full disk "
+                "will show at a put")
+        if note not in choice.warnings:
+            choice.warnings.append(note)
+            choice.reasons.append(note)
+        device.truncate(size_bytes)
+
+
+def _open_containers(
+    directory: Directory, region: Region, choice: IoChoice, devices: list[Device], mode: str
+) -> None:
+    shape = region.geometry
+    for number in range(shape.containers):
+        name = container_name(number)
+        path = f"{directory.path}/{CONTAINERS}/{name}"
+        if not directory.exists(f"{CONTAINERS}/{name}"):
+            if mode == "strict":
+                raise CorruptionError(path, 0, f"a container of {shape.container_bytes} bytes",
+                                      "no such file")
+            choice.warnings.append(f"container {name} was missing and is made anew, empty")
+        device = _open_container(directory, name, choice, create=mode != "strict")
+        devices.append(device)
+        if device.size_bytes != shape.container_bytes:
+            if mode == "strict":
+                raise CorruptionError(path, device.size_bytes,
+                                      f"a container of {shape.container_bytes} bytes",
+                                      f"{device.size_bytes} bytes")
+            if device.size_bytes:
+                choice.warnings.append(f"container {name} had {device.size_bytes} bytes")
+            _allocate(device, shape.container_bytes, choice)
+
+
+def _tell(
+    store: Store, directory: Directory, region: Region, choice: IoChoice, report: RecoveryReport
+) -> None:
+    """Say once what was opened and chosen."""
+    logger.info(
+        "%s: %s; %d entries from %s and %d journal records in %.3f s; %s", directory.path,
+        region.geometry, report.entries, report.source, report.journal_records, report.seconds,
+        "; ".join(choice.reasons),
+    )
+    for warning in choice.warnings:
+        logger.warning("%s: %s", directory.path, warning)
+    for note in report.notes:
+        logger.warning("%s: %s", directory.path, note)

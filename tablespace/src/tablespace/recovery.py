@@ -1,0 +1,279 @@
+"""Open a region's index: snapshot, then journal; decide what a bad line means.
+
+What is replayed is written anew before any slot is handed out: lines that were seen in the page
+cache need not be on the disk, and after a failed sync a later sync of the same file proves
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from tablespace._core.journal_replay import JournalReplay, later_group_follows, next_line
+from tablespace._core.key_index import KeyIndex
+from tablespace._core.slot_allocator import SlotAllocator
+from tablespace.errors import CorruptionError
+from tablespace.io.directory import Directory
+from tablespace.journal import (
+    JOURNAL_BACKUP_NAME,
+    JOURNAL_NAME,
+    JOURNAL_NEW_NAME,
+    Journal,
+    create_journal,
+    decode_header,
+    rotate_journal,
+)
+from tablespace.region import Region
+from tablespace.snapshot import (
+    SNAPSHOT_BACKUP_NAME,
+    SNAPSHOT_NAME,
+    SNAPSHOT_TEMPORARY_NAME,
+    encode_snapshot,
+    load_snapshot,
+    write_snapshot,
+)
+
+RECOVER_MODES = ("strict", "salvage", "empty")
+_LEFTOVERS = (
+    JOURNAL_NEW_NAME,
+    SNAPSHOT_TEMPORARY_NAME,
+    JOURNAL_BACKUP_NAME + ".tmp",
+    SNAPSHOT_BACKUP_NAME + ".tmp",
+    "containers/trial.tmp",
+)
+
+
+@dataclass
+class RecoveryReport:
+    """What opening a region found.
+
+    Attributes
+    ----------
+    entries : int
+        Live entries after recovery.
+    source : str
+        Name of the snapshot that was loaded.
+    snapshot_entries, journal_records : int
+        Entries taken from the snapshot, records replayed after it.
+    torn_bytes : int
+        Bytes cut from the journal's tail (an append the crash interrupted).
+    damaged_lines : int
+        Journal lines skipped under recover="salvage".
+    leftovers : list of str
+        Temporary files of an interrupted writer that were removed.
+    notes : list of str
+        Whatever else was out of the ordinary.
+    seconds : float
+    """
+
+    entries: int = 0
+    source: str = ""
+    snapshot_entries: int = 0
+    journal_records: int = 0
+    torn_bytes: int = 0
+    damaged_lines: int = 0
+    emptied: bool = False
+    leftovers: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass
+class Recovered:
+    """A region's index, ready to be written to."""
+
+    index: KeyIndex
+    journal: Journal
+    seq: int
+    report: RecoveryReport
+    snapshot_bytes: int
+
+
+def recover(directory: Directory, region: Region, mode: str) -> Recovered:
+    """Recover the index of an existing region whose writer lock is held.
+
+    Raises
+    ------
+    CorruptionError
+        For damage, unless `mode` says what to do about it.
+    FormatVersionError
+    """
+    started = time.perf_counter()
+    report = RecoveryReport()
+    for name in _LEFTOVERS:
+        if directory.exists(name):
+            directory.unlink(name)
+            report.leftovers.append(name)
+    try:
+        recovered = _Recovery(directory, region, mode, report).run()
+    except CorruptionError as error:
+        if mode != "empty":
+            raise
+        report.emptied = True
+        report.notes.append(f"started empty: {error}")
+        recovered = _start_empty(directory, region, report)
+    report.entries = len(recovered.index)
+    report.seconds = time.perf_counter() - started
+    return recovered
+
+
+def new_index(region: Region) -> KeyIndex:
+    shape = region.geometry
+    return KeyIndex(SlotAllocator(shape.containers, shape.slots_per_container))
+
+
+def start_files(directory: Directory, region: Region) -> tuple[Journal, int]:
+    """Write the snapshot and journal of an empty region; return the journal and snapshot size."""
+    size = write_snapshot(directory, encode_snapshot(new_index(region), region, 0))
+    return create_journal(directory, region, 1), size
+
+
+def _start_empty(directory: Directory, region: Region, report: RecoveryReport) -> Recovered:
+    # The damaged files stay under their .bak names until the next compaction.
+    for name, backup in ((SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME), (JOURNAL_NAME, JOURNAL_BACKUP_NAME)):
+        if directory.exists(name):
+            directory.rename(name, backup + ".damaged")
+        directory.unlink(backup)
+    journal, size = start_files(directory, region)
+    return Recovered(new_index(region), journal, 0, report, size)
+
+
+class _Recovery:
+    def __init__(
+        self, directory: Directory, region: Region, mode: str, report: RecoveryReport
+    ) -> None:
+        self.directory = directory
+        self.region = region
+        self.lenient = mode == "salvage"
+        self.report = report
+
+    def run(self) -> Recovered:
+        index, seq = self.load_snapshot()
+        self.report.snapshot_entries = len(index)
+        replay = JournalReplay(index, self.region.geometry.slot_bytes, seq)
+        replay.group = 0
+        records, base_seq = self.replay_journals(replay)
+        self.report.journal_records = replay.applied
+        damaged = bool(self.report.damaged_lines)
+        if damaged or self.report.source != SNAPSHOT_NAME:
+            # Nothing damaged is to be met twice: a fresh snapshot and a fresh journal.
+            size = write_snapshot(self.directory, encode_snapshot(index, self.region, replay.seq))
+            journal = rotate_journal(self.directory, self.region, replay.seq + 1)
+        else:
+            journal = create_journal(self.directory, self.region, base_seq, records)
+            size = self.snapshot_size()
+        return Recovered(index, journal, replay.seq, self.report, size)
+
+    def snapshot_size(self) -> int:
+        device = self.directory.open(SNAPSHOT_NAME)
+        try:
+            return device.size_bytes
+        finally:
+            device.close()
+
+    def load_snapshot(self) -> tuple[KeyIndex, int]:
+        """Load the snapshot, or the one before it when it is missing or damaged."""
+        first_problem: Exception | None = None
+        for name in (SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME):
+            index = new_index(self.region)
+            try:
+                seq = load_snapshot(self.directory, name, self.region, index)
+            except (CorruptionError, FileNotFoundError) as error:
+                first_problem = first_problem or error
+                self.report.notes.append(f"{name} not usable: {error}")
+                continue
+            self.report.source = name
+            return index, seq
+        if self.lenient:
+            # The journals may still tell everything; a gap before them is skipped like damage.
+            self.report.source = "none"
+            self.report.damaged_lines += 1
+            return new_index(self.region), 0
+        if isinstance(first_problem, CorruptionError):
+            raise first_problem
+        raise CorruptionError(
+            f"{self.directory.path}/{SNAPSHOT_NAME}", 0, "a snapshot", "no such file"
+        )
+
+    def read_journal(self, name: str) -> tuple[bytes, int, int, str] | None:
+        """Return (data, base_seq, start of records, path), or None where unusable or absent."""
+        path = f"{self.directory.path}/{name}"
+        if not self.directory.exists(name):
+            return None
+        device = self.directory.open(name)
+        try:
+            data = device.read_at(0, device.size_bytes)
+        finally:
+            device.close()
+        base_seq, start = decode_header(data, self.region, path)
+        return data, base_seq, start, path
+
+    def replay_journals(self, replay: JournalReplay) -> tuple[bytes, int]:
+        """Replay what the snapshot lacks; return the sound records of the current journal."""
+        try:
+            current = self.read_journal(JOURNAL_NAME)
+        except CorruptionError:
+            if not self.lenient:
+                raise
+            self.report.damaged_lines += 1
+            current = None
+        if current is None and not self.lenient:
+            # A rename puts every new journal in place, so no crash can leave none: it was removed,
+            # and what it held is not known.
+            raise CorruptionError(f"{self.directory.path}/{JOURNAL_NAME}", 0, "a journal",
+                                  "no such file")
+        if current is None or current[1] > replay.seq + 1:
+            self.replay_backup(replay, current is not None)
+        if current is None:
+            self.report.notes.append(f"{JOURNAL_NAME} absent, started anew")
+            return b"", replay.seq + 1
+        data, base_seq, start, path = current
+        if base_seq > replay.seq + 1:
+            self.gap(replay, base_seq, path)
+        records = self.replay_one(replay, data, start, path, last=True)
+        return records, base_seq
+
+    def replay_backup(self, replay: JournalReplay, current_exists: bool) -> None:
+        """Replay the journal before the current one, wholly durable when it was rotated."""
+        try:
+            backup = self.read_journal(JOURNAL_BACKUP_NAME)
+        except CorruptionError:
+            if not self.lenient:
+                raise
+            self.report.damaged_lines += 1
+            return
+        if backup is None:
+            return
+        data, base_seq, start, path = backup
+        if base_seq > replay.seq + 1:
+            self.gap(replay, base_seq, path)
+        self.replay_one(replay, data, start, path, last=not current_exists)
+
+    def gap(self, replay: JournalReplay, base_seq: int, path: str) -> None:
+        if not self.lenient:
+            raise CorruptionError(path, 0, f"records from {replay.seq + 1} on",
+                                  f"records from {base_seq} on")
+        self.report.damaged_lines += 1
+        self.report.notes.append(f"records {replay.seq + 1} to {base_seq - 1} are missing")
+        replay.seq = base_seq - 1
+
+    def replay_one(
+        self, replay: JournalReplay, data: bytes, start: int, path: str, last: bool
+    ) -> bytes:
+        """Replay one journal; return its sound records up to the torn tail."""
+        at = start
+        while True:
+            at = replay.feed(data, at)
+            if at >= len(data):
+                return data[start:at]
+            torn = last and not later_group_follows(data, at, replay.seq + 1)
+            if torn:
+                self.report.torn_bytes += len(data) - at
+                return data[start:at]
+            if not self.lenient:
+                raise CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
+            self.report.damaged_lines += 1
+            self.report.notes.append(f"{path}: skipped the line at byte {at}: {replay.problem}")
+            replay.lenient = True
+            at = next_line(data, at)

@@ -1,0 +1,219 @@
+"""region.json: what a region is, and who writes it.
+
+The first line (padded to 4096 bytes) is the region's identity and geometry and never changes in
+place.  The second line, at byte 4096, names the last writer and what it chose; it is only advice.
+The writer's lock is an flock(2) on this file: it belongs to the open file description, so it goes
+with the process however that ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tablespace._core.line_codec import is_whole, seal
+from tablespace.errors import BusyError, CorruptionError, FormatVersionError, GeometryError
+from tablespace.io import host
+from tablespace.io.device import Device
+from tablespace.io.directory import Directory
+from tablespace.layout import Geometry, format_size
+
+FORMAT_VERSION = 1
+REGION_NAME = "region.json"
+HOLDER_OFFSET = 4096
+HOLDER_BYTES = 4096
+
+
+class _RegionLine(msgspec.Struct, forbid_unknown_fields=True):
+    tablespace: str
+    format: int
+    region: str
+    slot_bytes: list[int]
+    container_bytes: int
+    containers: int
+    line: str
+
+
+class _VersionLine(msgspec.Struct):
+    tablespace: str
+    format: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """Identity and geometry of a region."""
+
+    uuid: str
+    geometry: Geometry
+
+    def members(self) -> bytes:
+        """Return the JSON members that region.json, journal and snapshot share."""
+        shape = self.geometry
+        return (
+            b'"format":%d,"region":"%s","slot_bytes":[%d],"container_bytes":%d,"containers":%d'
+            % (FORMAT_VERSION, self.uuid.encode(), shape.slot_bytes, shape.container_bytes,
+               shape.containers)
+        )
+
+
+def new_region(geometry: Geometry) -> Region:
+    return Region(uuid.uuid4().hex, geometry)
+
+
+def encode_region(region: Region) -> bytes:
+    """Return the first 4096 bytes of region.json."""
+    line = seal(b'{"tablespace":"region",' + region.members())
+    assert len(line) <= HOLDER_OFFSET
+    return line[:-1].ljust(HOLDER_OFFSET - 1) + b"\n"
+
+
+def check_version(line: bytes, path: str, kind: str) -> None:
+    """Refuse a header line of another format version by name of the version.
+
+    Raises
+    ------
+    FormatVersionError
+        When the line is a header of another version, whatever else it holds.
+    """
+    try:
+        header = msgspec.json.decode(line, type=_VersionLine)
+    except msgspec.DecodeError:
+        return
+    if header.tablespace == kind and header.format != FORMAT_VERSION:
+        raise FormatVersionError(
+            f"{path} has format version {header.format}; this tablespace reads version "
+            f"{FORMAT_VERSION}. Remedy: use the tablespace release that wrote it, or a newer one"
+        )
+
+
+def decode_region(data: bytes, path: str) -> Region:
+    """Read the first line of region.json.
+
+    Raises
+    ------
+    FormatVersionError, CorruptionError
+    """
+    line = data[:HOLDER_OFFSET].split(b"\n", 1)[0].rstrip(b" ")
+    check_version(line, path, "region")
+    if not is_whole(line):
+        raise CorruptionError(path, 0, "a line with its checksum", repr(line[:40]))
+    try:
+        header = msgspec.json.decode(line, type=_RegionLine)
+        if header.tablespace != "region" or len(header.slot_bytes) != 1:
+            raise ValueError("not a region of one slot size")
+        return Region(header.region, Geometry(header.slot_bytes[0], header.container_bytes,
+                                              header.containers))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptionError(path, 0, "a region header", str(error)) from error
+
+
+def check_same_geometry(region: Region, wanted: Geometry, path: str) -> None:
+    """Refuse to open a region under another geometry, naming the sizes.
+
+    Raises
+    ------
+    GeometryError
+    """
+    have = region.geometry
+    if have == wanted:
+        return
+    different = [
+        f"{name} is {format_size(has)} ({has}), asked for {format_size(asked)} ({asked})"
+        if name != "containers" else f"{name} is {has}, asked for {asked}"
+        for name, has, asked in (
+            ("slot_bytes", have.slot_bytes, wanted.slot_bytes),
+            ("container_bytes", have.container_bytes, wanted.container_bytes),
+            ("containers", have.containers, wanted.containers),
+        )
+        if has != asked
+    ]
+    raise GeometryError(
+        f"region {path}: {'; '.join(different)}. Remedy: open it with its own sizes "
+        f"(max_bytes={have.data_bytes}, container_bytes={have.container_bytes}, "
+        f"slot_bytes={have.slot_bytes}), or another directory"
+    )
+
+
+class RegionLock:
+    """The writer's lock on region.json, and the file it is on.
+
+    Raises
+    ------
+    BusyError
+        When another handle holds it; the holder is named as far as its record tells.
+    """
+
+    def __init__(self, directory: Directory, break_lock: bool = False) -> None:
+        self.device: Device | None = None
+        self.note: str | None = None
+        for _ in range(16):
+            device = directory.open(REGION_NAME, create=True)
+            try:
+                self._take(directory, device, break_lock)
+            except BaseException:
+                device.close()
+                raise
+            # A resize may have put a new file in its place between open and lock.
+            if directory.same_file(device, REGION_NAME):
+                self.device = device
+                return
+            device.close()
+        raise BusyError(directory.path, {})
+
+    def _take(self, directory: Directory, device: Device, break_lock: bool) -> None:
+        try:
+            taken = directory.lock(device)
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, str(error.errno))
+            if not break_lock:
+                raise OSError(
+                    error.errno,
+                    f"cannot lock {REGION_NAME} ({name}): the file system may need a lock daemon. "
+                    "Remedy: mount with locking, or open with break_lock=True when sure that no "
+                    "other writer exists", directory.path) from error
+            self.note = f"writer lock not taken ({name}), break_lock=True given"
+            return
+        if not taken:
+            if not break_lock:
+                raise BusyError(directory.path, read_holder(device))
+            self.note = "writer lock held by another, break_lock=True given"
+
+    def read(self) -> bytes:
+        assert self.device is not None
+        return self.device.read_at(0, min(self.device.size_bytes, HOLDER_OFFSET))
+
+    def write(self, region: Region) -> None:
+        """Write the identity for the first time, durably."""
+        assert self.device is not None
+        self.device.truncate(HOLDER_OFFSET + HOLDER_BYTES)
+        self.device.write_at(0, encode_region(region))
+        self.device.write_at(HOLDER_OFFSET, b" " * (HOLDER_BYTES - 1) + b"\n")
+        self.device.sync_data()
+
+    def announce(self, choices: dict[str, Any]) -> None:
+        """Record this process as the holder; not synced, since it is only advice."""
+        assert self.device is not None
+        text = msgspec.json.encode({"writer": {**host.identify(), **choices}})
+        if self.device.size_bytes < HOLDER_OFFSET + HOLDER_BYTES:
+            self.device.truncate(HOLDER_OFFSET + HOLDER_BYTES)
+        self.device.write_at(HOLDER_OFFSET, text[: HOLDER_BYTES - 1].ljust(HOLDER_BYTES - 1) + b"\n")
+
+    def close(self) -> None:
+        if self.device is not None:
+            self.device.close()
+
+
+def read_holder(device: Device) -> dict[str, Any]:
+    """Return the last writer's record, or an empty dict."""
+    try:
+        text = device.read_at(HOLDER_OFFSET, HOLDER_BYTES)
+        found = msgspec.json.decode(text.strip(b" \n"))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    writer = found.get("writer") if isinstance(found, dict) else None
+    return writer if isinstance(writer, dict) else {}
+

@@ -1,0 +1,168 @@
+"""index.snapshot.json: the compacted index, written whole under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tablespace._core.key_index import KeyIndex
+from tablespace._core.line_codec import is_whole, seal
+from tablespace._core.snapshot_codec import CHUNK_ENTRIES, encode_chunks, load_chunk
+from tablespace.errors import CorruptionError
+from tablespace.io.directory import Directory
+from tablespace.region import Region, check_version
+
+SNAPSHOT_NAME = "index.snapshot.json"
+SNAPSHOT_BACKUP_NAME = "index.snapshot.json.bak"
+SNAPSHOT_TEMPORARY_NAME = "index.snapshot.json.tmp"
+
+_COLUMNS = (b"key_len", b"key", b"at", b"len", b"xxh3", b"seq", b"meta_len", b"meta")
+# A chunk line cut at its quotes: three head members, the columns, the checksum.
+_CHUNK_PARTS = 7 + 4 * len(_COLUMNS) + 4
+
+
+class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
+    tablespace: str
+    format: int
+    region: str
+    slot_bytes: list[int]
+    container_bytes: int
+    containers: int
+    seq: int
+    count: int
+    chunks: int
+    line: str
+
+
+class _EndLine(msgspec.Struct, forbid_unknown_fields=True):
+    end: int
+    count: int
+    line: str
+
+
+class _ChunkHead(msgspec.Struct):
+    chunk: int
+    of: int
+    n: int
+
+
+def encode_snapshot(index: KeyIndex, region: Region, seq: int) -> list[bytes]:
+    """Return the lines of a snapshot of everything up to record `seq`."""
+    chunks = encode_chunks(index, seq)
+    head = seal(b'{"tablespace":"snapshot",' + region.members()
+                + b',"seq":%d,"count":%d,"chunks":%d' % (seq, len(index), len(chunks)))
+    return [head, *chunks, seal(b'{"end":%d,"count":%d' % (seq, len(index)))]
+
+
+def write_snapshot(directory: Directory, lines: list[bytes]) -> int:
+    """Put a snapshot in place: temporary file, sync, old one to .bak, rename, directory sync.
+
+    Returns
+    -------
+    int
+        Its size in bytes.
+    """
+    directory.unlink(SNAPSHOT_TEMPORARY_NAME)
+    device = directory.open(SNAPSHOT_TEMPORARY_NAME, create=True, exclusive=True)
+    try:
+        for line in lines:
+            device.append(line)
+        device.sync_data()
+        size_bytes = device.size_bytes
+    finally:
+        device.close()
+    if directory.exists(SNAPSHOT_NAME):
+        directory.link(SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME)
+    directory.rename(SNAPSHOT_TEMPORARY_NAME, SNAPSHOT_NAME)
+    directory.sync()
+    return size_bytes
+
+
+def load_snapshot(directory: Directory, name: str, region: Region, index: KeyIndex) -> int:
+    """Load a snapshot into an empty index.
+
+    Returns
+    -------
+    int
+        The sequence number of the last record it holds.
+
+    Raises
+    ------
+    FileNotFoundError
+        When there is none of this name.
+    CorruptionError, FormatVersionError
+        When it is not whole; the index then holds a part of it and is of no use.
+    """
+    if not directory.exists(name):
+        raise FileNotFoundError(2, "no such snapshot", name)
+    device = directory.open(name)
+    try:
+        data = device.read_at(0, device.size_bytes)
+    finally:
+        device.close()
+    return _Loader(data, device.path, region, index).load()
+
+
+class _Loader:
+    def __init__(self, data: bytes, path: str, region: Region, index: KeyIndex) -> None:
+        self.data = data
+        self.path = path
+        self.region = region
+        self.index = index
+        self.at = 0
+
+    def damaged(self, expected: str, found: str) -> CorruptionError:
+        return CorruptionError(self.path, self.at, expected, found)
+
+    def next_line(self, expected: str) -> bytes:
+        """Return the next line, whose checksum fits, without its newline."""
+        end = self.data.find(b"\n", self.at)
+        line = self.data[self.at : end] if end >= 0 else self.data[self.at : self.at + 80]
+        if self.at == 0:
+            check_version(line, self.path, "snapshot")
+        if end < 0 or not is_whole(line):
+            raise self.damaged(f"{expected} with its checksum", repr(line[:40]))
+        return line
+
+    def load(self) -> int:
+        line = self.next_line("a snapshot header")
+        header = self.decode(line, _HeaderLine)
+        if header.tablespace != "snapshot" or header.region != self.region.uuid:
+            raise self.damaged(f"the snapshot of region {self.region.uuid}",
+                               f"one of {header.region}")
+        shape = self.region.geometry
+        if (header.slot_bytes, header.container_bytes) != ([shape.slot_bytes],
+                                                           shape.container_bytes):
+            raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
+        self.at += len(line) + 1
+        for chunk in range(header.chunks):
+            line = self.next_line(f"chunk {chunk}")
+            self.load_chunk(line, chunk, header.seq)
+            self.at += len(line) + 1
+        line = self.next_line("the closing line")
+        end = self.decode(line, _EndLine)
+        if end.end != header.seq or end.count != header.count or len(self.index) != header.count:
+            raise self.damaged(f"{header.count} entries", f"{len(self.index)}")
+        return header.seq
+
+    def decode(self, line: bytes, kind: type[msgspec.Struct]):  # type: ignore[no-untyped-def]
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self.damaged("a snapshot line", str(error)) from error
+
+    def load_chunk(self, line: bytes, chunk: int, seq: int) -> None:
+        # The layout is exact, so the quotes alone find every column; nothing else is accepted.
+        parts = line.split(b'"')
+        head = None
+        if len(parts) == _CHUNK_PARTS:
+            head = self.decode(b'"'.join(parts[:6]) + b'"' + parts[6].rstrip(b",") + b"}",
+                               _ChunkHead)
+        if head is None or (head.chunk, head.of) != (chunk, seq) or head.n > CHUNK_ENTRIES:
+            raise self.damaged(f"chunk {chunk} of snapshot {seq}", repr(line[:60]))
+        names = tuple(parts[7 + 4 * column] for column in range(len(_COLUMNS)))
+        if names != _COLUMNS:
+            raise self.damaged(f"columns {_COLUMNS}", repr(names))
+        columns = [parts[9 + 4 * column] for column in range(len(_COLUMNS))]
+        problem = load_chunk(self.index, head.n, *columns, self.region.geometry.slot_bytes)
+        if problem is not None:
+            raise self.damaged(f"chunk {chunk} of snapshot {seq}", problem)

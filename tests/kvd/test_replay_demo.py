@@ -1,0 +1,62 @@
+"""The demo, at a hundredth of its size, and what it says when it can't run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvd import demo
+from kvd.replay.generate import Shape
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(demo, "ARENA_BYTES", 8 << 20)
+    monkeypatch.setattr(demo, "REGION_BYTES", 16 << 20)
+    shape = Shape(
+        conversations=190, concurrent=125, turns=4, message_tokens=4000, system_tokens=2048
+    )
+    monkeypatch.setattr(demo, "SHAPE", shape)
+    monkeypatch.setattr(demo, "REQUESTS", 525)
+
+
+def test_demo_recovers_what_was_confirmed(
+    small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = demo.main([f"--dir={tmp_path}"])
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1] == "wrong bytes: 0", shown
+    assert status == 0, shown
+    assert "recovered, read and equal" in shown.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [("available_memory_bytes", "stop something"), ("free_disk_bytes", "--dir")],
+)
+def test_missing_room_is_named_with_its_remedy(
+    function: str,
+    remedy: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo, function, lambda *arguments: 100 << 20)
+    assert demo.main([f"--dir={tmp_path}"]) == 1
+    shown = capsys.readouterr()
+    assert remedy in shown.err
+    assert shown.out == "wrong bytes: 0\n"
+
+
+def test_failing_daemon_is_reported_and_the_last_line_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "BLOCK_BYTES", 1000)  # No slot size: the daemon refuses it.
+    assert demo.main([f"--dir={tmp_path}"]) == 1
+    shown = capsys.readouterr()
+    assert "kvd demo: " in shown.err
+    assert shown.out == "wrong bytes: 0\n"
+    assert list(tmp_path.iterdir()) == []
