@@ -70,8 +70,14 @@ class Committer:
     """
 
     def __init__(
-        self, index: KeyIndex, devices: list[Device], journal: Journal, context: IoContext,
-        seq: int, evict: bool,
+        self,
+        index: KeyIndex,
+        devices: list[Device],
+        journal: Journal,
+        context: IoContext,
+        seq: int,
+        evict: bool,
+        on_buffered: Callable[[Device], None],
     ) -> None:
         self.index = index
         self.allocator = index.allocator
@@ -80,6 +86,9 @@ class Committer:
         self.context = context
         self.seq = seq
         self.evict = evict
+        # Told once of a device whose file system refused O_DIRECT at a transfer.
+        self._on_buffered = on_buffered
+        self._direct = all(device.direct for device in devices)
         self.failed: OSError | None = None
         self.evictions = 0
         self.blocks_written = 0
@@ -87,6 +96,7 @@ class Committer:
         self.spare = min(SPARE_GROUPS * MAX_GROUP_BLOCKS, self.allocator.capacity // SPARE_SHARE)
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
+        self._stuck: list[CommitGroup] = []
         self._mutex = threading.Lock()
         self._queue: deque[Request] = deque()
         self._led = False
@@ -109,11 +119,31 @@ class Committer:
                 request.wake.acquire()
             self._led = True
         if follow:
-            request.wake.acquire()
+            try:
+                request.wake.acquire()
+            except BaseException:
+                self._desert(request)
+                raise
         if not request.done:
             self._lead(request)
         if request.error is not None:
             raise request.error
+
+    def _desert(self, request: Request) -> None:
+        """Leave the queue when the wait was interrupted (a signal's exception in this thread).
+
+        A request that is being committed already is committed; one that was just made leader
+        hands leadership on.
+        """
+        with self._mutex:
+            if request in self._queue:
+                self._queue.remove(request)
+            if request.done or not request.wake.acquire(blocking=False):
+                return
+            if self._queue:
+                self._queue[0].wake.release()
+            else:
+                self._led = False
 
     def _lead(self, own: Request) -> None:
         """Commit the head of the queue, which includes `own`, then hand leadership on."""
@@ -169,8 +199,8 @@ class Committer:
         """Raise FailedError once a sync has failed."""
         if self.failed is not None:
             raise FailedError(
-                f"the store is read-only since a sync failed ({self.failed}). Remedy: close it and "
-                "open it again, which recovers what is durable"
+                f"the store is read-only since a sync failed ({self.failed}). Remedy: close it "
+                "and open it again, which recovers what is durable"
             ) from self.failed
 
     def _commit_delete(self, request: DeleteRequest) -> None:
@@ -201,37 +231,53 @@ class Committer:
             return
         victims = self._choose_riders() if self.evict else None
         try:
-            group.write(self.context)
+            self._write_data(group)
             self._sync_data(group.containers())
             self._journal_puts(group, victims)
-        except BaseException as error:
+        except (OSError, FullError) as error:
+            # Nothing of this group is in the journal: its slots are free again.
+            group.abandon(self.allocator, getattr(error, "errno", None) or errno.ENOSPC)
             if victims is not None:
                 victims.spare()
-            if not isinstance(error, FailedError):
-                group.abandon(self.allocator, getattr(error, "errno", None) or errno.EIO)
+            raise
+        except FailedError:
+            if victims is not None:
+                victims.spare()
+            raise
+        except BaseException as error:
+            # An exception from outside (a signal): what reached the journal is not known here.
+            self._fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
             raise
         if victims is not None:
             self.evictions += victims.publish()
         self.blocks_written += group.publish(self.index)
         self.groups += 1
 
+    def _write_data(self, group: CommitGroup) -> None:
+        try:
+            group.write(self.context)
+        except OSError as error:
+            # The queue broke with transfers in flight: neither its memory nor the callers' may be
+            # freed, and the slots may still be written to.
+            self._stuck.append(group)
+            raise self._fail(error) from error
+
     def _make_room(self, wanted: int) -> None:
         """Evict ahead of a group that finds too few durably free slots (a sync of its own)."""
-        short = wanted - self.allocator.free_count
-        if short <= 0:
-            return
-        victims = VictimList(self.index, short + self.spare)
-        if victims.count == 0:
-            return
-        writer = LineWriter()
-        group = self.seq + 1
-        seq = victims.encode(writer, group, group)
-        try:
-            self._append(writer, seq - 1)
-        except BaseException:
-            victims.spare()
-            raise
-        self.evictions += victims.publish()
+        # Again as long as victims turn out to be pinned by readers who came in the meantime.
+        while (short := wanted - self.allocator.free_count) > 0:
+            victims = VictimList(self.index, short + self.spare)
+            if victims.count == 0:
+                return
+            writer = LineWriter()
+            group = self.seq + 1
+            seq = victims.encode(writer, group, group)
+            try:
+                self._append(writer, seq - 1)
+            except BaseException:
+                victims.spare()
+                raise
+            self.evictions += victims.publish()
 
     def _choose_riders(self) -> VictimList | None:
         """Choose victims whose records ride in this group, so that the next one finds room."""
@@ -282,12 +328,15 @@ class Committer:
                 self.devices[container].sync_data()
             except OSError as error:
                 raise self._fail(error) from error
+            if self._direct and not self.devices[container].direct:
+                self._direct = False
+                self._on_buffered(self.devices[container])
 
     def _fail(self, error: OSError) -> FailedError:
         """Turn the store read-only: a sync that failed once proves nothing when it works later."""
         if self.failed is None:
             self.failed = error
         return FailedError(
-            f"a sync failed ({error}); the store is read-only from here on. Remedy: close it and "
+            f"a sync or the IO queue failed ({error}); the store is read-only from here on. Remedy: close it and "
             "open it again, which recovers what is durable"
         )

@@ -75,7 +75,9 @@ class Compactor:
             return
         if self._thread is not None and self._thread.is_alive():
             return
-        self._thread = threading.Thread(target=self._run, name="tablespace-compaction", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="tablespace-compaction", daemon=True
+        )
         self._thread.start()
 
     def _run(self) -> None:

@@ -40,8 +40,11 @@ class BusyError(TablespaceError):
     """
 
     def __init__(self, path: str, holder: dict[str, Any]) -> None:
-        known = ", ".join(f"{name} {holder[name]}" for name in
-                          ("host", "pid", "start_time", "boot_id") if name in holder)
+        known = ", ".join(
+            f"{name} {holder[name]}"
+            for name in ("host", "pid", "start_time", "boot_id")
+            if name in holder
+        )
         super().__init__(
             f"region {path} is open for writing by {known or 'an unknown holder'}. "
             f"Remedy: stop that process, or open another region"

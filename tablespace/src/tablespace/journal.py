@@ -48,8 +48,9 @@ def decode_header(data: bytes, region: Region, path: str) -> tuple[int, int]:
     except (msgspec.DecodeError, ValueError) as error:
         raise CorruptionError(path, 0, "a journal header", str(error)) from error
     if header.tablespace != "journal" or header.region != region.uuid:
-        raise CorruptionError(path, 0, f"the journal of region {region.uuid}",
-                              f"one of {header.region}")
+        raise CorruptionError(
+            path, 0, f"the journal of region {region.uuid}", f"one of {header.region}"
+        )
     return header.base_seq, end + 1
 
 

@@ -12,6 +12,8 @@ DEFAULT_CONTAINER_BYTES = 1 << 30
 # A container index and a slot index share one 64-bit location word in RAM with a pin count.
 MAX_CONTAINERS = 1 << 24
 MAX_SLOTS_PER_CONTAINER = 1 << 24
+# A transfer's length is 32 bits in io_uring.
+MAX_SLOT_BYTES = 1 << 30
 MAX_KEY_BYTES = 255
 MAX_METADATA_BYTES = 255
 # One group is one commit: two syncs. 256 blocks of 64 KiB are 16 MiB in flight.
@@ -53,9 +55,11 @@ def parse_size(size: int | str) -> int:
     match = _SIZE.match(size)
     if match is None:
         raise ValueError(f"not a size: {size!r}. Give bytes, or text such as '64K' or '1G'")
-    return int(float(match[1]) * _UNITS[match[2].upper()]) if "." in match[1] else int(
-        match[1]
-    ) * _UNITS[match[2].upper()]
+    return (
+        int(float(match[1]) * _UNITS[match[2].upper()])
+        if "." in match[1]
+        else int(match[1]) * _UNITS[match[2].upper()]
+    )
 
 
 def format_size(size_bytes: int) -> str:
@@ -88,21 +92,22 @@ class Geometry:
     containers: int
 
     def __post_init__(self) -> None:
-        if self.slot_bytes < PAGE_BYTES or self.slot_bytes % PAGE_BYTES:
+        if not PAGE_BYTES <= self.slot_bytes <= MAX_SLOT_BYTES or self.slot_bytes % PAGE_BYTES:
             raise GeometryError(
-                f"slot_bytes must be a multiple of {PAGE_BYTES}, not {self.slot_bytes}"
+                f"slot_bytes must be a multiple of {PAGE_BYTES}, at most {MAX_SLOT_BYTES}, "
+                f"not {self.slot_bytes}"
             )
         if self.container_bytes < self.slot_bytes or self.container_bytes % PAGE_BYTES:
             raise GeometryError(
-                f"container_bytes must be a multiple of {PAGE_BYTES} and hold at least one slot of "
-                f"{self.slot_bytes} bytes, not {self.container_bytes}"
+                f"container_bytes must be a multiple of {PAGE_BYTES} and hold at least one slot "
+                f"of {self.slot_bytes} bytes, not {self.container_bytes}"
             )
         if not 1 <= self.containers <= MAX_CONTAINERS:
             raise GeometryError(f"containers must be 1..{MAX_CONTAINERS}, not {self.containers}")
         if self.slots_per_container > MAX_SLOTS_PER_CONTAINER:
             raise GeometryError(
-                f"a container of {self.container_bytes} bytes has {self.slots_per_container} slots; "
-                f"at most {MAX_SLOTS_PER_CONTAINER} are supported: use smaller containers"
+                f"a container of {self.container_bytes} bytes has {self.slots_per_container} "
+                f"slots; at most {MAX_SLOTS_PER_CONTAINER} are supported: use smaller containers"
             )
 
     @property

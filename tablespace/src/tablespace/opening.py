@@ -12,7 +12,14 @@ from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
 from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME
 from tablespace.layout import Geometry, container_name, format_size, plan_geometry
-from tablespace.recovery import RECOVER_MODES, Recovered, RecoveryReport, new_index, recover, start_files
+from tablespace.recovery import (
+    RECOVER_MODES,
+    Recovered,
+    RecoveryReport,
+    new_index,
+    recover,
+    start_files,
+)
 from tablespace.region import (
     REGION_NAME,
     Region,
@@ -29,10 +36,18 @@ CONTAINERS = "containers"
 
 
 def open_store(
-    path: str | os.PathLike[str], *, max_bytes: int | str = "64G",
-    container_bytes: int | str | None = None, slot_bytes: int | str = "64K", create: bool = True,
-    io_mode: str = "auto", io_engine: str = "auto", recover: str = "strict",
-    verify: bool = True, on_full: str = "reject", eviction: str = "lru",
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int | str = "64G",
+    container_bytes: int | str | None = None,
+    slot_bytes: int | str = "64K",
+    create: bool = True,
+    io_mode: str = "auto",
+    io_engine: str = "auto",
+    recover: str = "strict",
+    verify: bool = True,
+    on_full: str = "reject",
+    eviction: str = "lru",
     break_lock: bool = False,
 ) -> Store:
     """Open a region for reading and writing, creating it where there is none.
@@ -78,8 +93,15 @@ def open_store(
     directory = PosixDirectory(path)
     geometry = plan_geometry(max_bytes, container_bytes, slot_bytes)
     return open_directory(
-        directory, geometry, create=create, io_mode=io_mode, io_engine=io_engine,
-        recover_mode=recover, verify=verify, evict=on_full == "evict", break_lock=break_lock,
+        directory,
+        geometry,
+        create=create,
+        io_mode=io_mode,
+        io_engine=io_engine,
+        recover_mode=recover,
+        verify=verify,
+        evict=on_full == "evict",
+        break_lock=break_lock,
     )
 
 
@@ -89,9 +111,16 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def open_directory(
-    directory: Directory, geometry: Geometry, *, create: bool = True, io_mode: str = "auto",
-    io_engine: str = "auto", recover_mode: str = "strict", verify: bool = True,
-    evict: bool = False, break_lock: bool = False,
+    directory: Directory,
+    geometry: Geometry,
+    *,
+    create: bool = True,
+    io_mode: str = "auto",
+    io_engine: str = "auto",
+    recover_mode: str = "strict",
+    verify: bool = True,
+    evict: bool = False,
+    break_lock: bool = False,
 ) -> Store:
     """Open a region over any `Directory`; `open_store` gives the real one."""
     if not create and not directory.exists(REGION_NAME):
@@ -109,16 +138,16 @@ def open_directory(
         else:
             _open_containers(directory, region, choice, devices, recover_mode)
             recovered = recover(directory, region, recover_mode)
-        lock.announce({"io_mode": "direct" if choice.direct else "buffered",
-                       "io_engine": choice.engine, "choices": choice.reasons})
-        store = Store(directory, region, lock, devices, recovered, choice, verify=verify,
-                      evict=evict)
+        store = Store(
+            directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
+        )
     except BaseException:
         for device in devices:
             device.close()
         lock.close()
         raise
-    _tell(store, directory, region, choice, recovered.report)
+    store.announce()
+    _tell(directory, region, choice, recovered.report)
     return store
 
 
@@ -136,8 +165,11 @@ def _read_or_begin(directory: Directory, lock: RegionLock, geometry: Geometry) -
             return region
     if _holds_records(directory):
         raise problem or CorruptionError(
-            f"{directory.path}/{REGION_NAME}", 0, "the region's identity (its journal is there)",
-            "an empty file")
+            f"{directory.path}/{REGION_NAME}",
+            0,
+            "the region's identity (its journal is there)",
+            "an empty file",
+        )
     return None
 
 
@@ -161,7 +193,10 @@ def _holds_records(directory: Directory) -> bool:
 
 
 def _create(
-    directory: Directory, region: Region, lock: RegionLock, choice: IoChoice,
+    directory: Directory,
+    region: Region,
+    lock: RegionLock,
+    choice: IoChoice,
     devices: list[Device],
 ) -> Recovered:
     """Make a region's files; region.json comes last and makes it one."""
@@ -175,9 +210,11 @@ def _create(
     if shape.data_bytes - have > free:
         raise OSError(
             errno.ENOSPC,
-            f"the region needs {format_size(shape.data_bytes)} ({shape.data_bytes} bytes) and the "
-            f"file system has {format_size(free)} ({free} bytes) free. Remedy: a smaller max_bytes",
-            directory.path)
+            f"the region needs {format_size(shape.data_bytes)} ({shape.data_bytes} bytes) and "
+            f"the file system has {format_size(free)} ({free} bytes) free. Remedy: a smaller "
+            "max_bytes",
+            directory.path,
+        )
     for name in names:
         device = _open_container(directory, name, choice, create=True)
         devices.append(device)
@@ -188,15 +225,18 @@ def _create(
     journal, snapshot_bytes = start_files(directory, region)
     lock.write(region)
     directory.sync()
-    return Recovered(new_index(region), journal, 0, RecoveryReport(source="new region"),
-                     snapshot_bytes)
+    return Recovered(
+        new_index(region), journal, 0, RecoveryReport(source="new region"), snapshot_bytes
+    )
 
 
 def _open_container(
     directory: Directory, name: str, choice: IoChoice, create: bool = False
 ) -> Device:
     return directory.open(
-        f"{CONTAINERS}/{name}", create=create, direct=choice.direct,
+        f"{CONTAINERS}/{name}",
+        create=create,
+        direct=choice.direct,
         alignment_bytes=choice.alignment_bytes,
         memory_alignment_bytes=choice.memory_alignment_bytes,
     )
@@ -209,8 +249,10 @@ def _allocate(device: Device, size_bytes: int, choice: IoChoice) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        note = ("containers not pre-allocated: this file system has no fallocate; a full disk "
-                "will show at a put")
+        note = (
+            "containers not pre-allocated: this file system has no fallocate; a full disk "
+            "will show at a put"
+        )
         if note not in choice.warnings:
             choice.warnings.append(note)
             choice.reasons.append(note)
@@ -226,28 +268,35 @@ def _open_containers(
         path = f"{directory.path}/{CONTAINERS}/{name}"
         if not directory.exists(f"{CONTAINERS}/{name}"):
             if mode == "strict":
-                raise CorruptionError(path, 0, f"a container of {shape.container_bytes} bytes",
-                                      "no such file")
+                raise CorruptionError(
+                    path, 0, f"a container of {shape.container_bytes} bytes", "no such file"
+                )
             choice.warnings.append(f"container {name} was missing and is made anew, empty")
         device = _open_container(directory, name, choice, create=mode != "strict")
         devices.append(device)
         if device.size_bytes != shape.container_bytes:
             if mode == "strict":
-                raise CorruptionError(path, device.size_bytes,
-                                      f"a container of {shape.container_bytes} bytes",
-                                      f"{device.size_bytes} bytes")
+                raise CorruptionError(
+                    path,
+                    device.size_bytes,
+                    f"a container of {shape.container_bytes} bytes",
+                    f"{device.size_bytes} bytes",
+                )
             if device.size_bytes:
                 choice.warnings.append(f"container {name} had {device.size_bytes} bytes")
             _allocate(device, shape.container_bytes, choice)
 
 
-def _tell(
-    store: Store, directory: Directory, region: Region, choice: IoChoice, report: RecoveryReport
-) -> None:
+def _tell(directory: Directory, region: Region, choice: IoChoice, report: RecoveryReport) -> None:
     """Say once what was opened and chosen."""
     logger.info(
-        "%s: %s; %d entries from %s and %d journal records in %.3f s; %s", directory.path,
-        region.geometry, report.entries, report.source, report.journal_records, report.seconds,
+        "%s: %s; %d entries from %s and %d journal records in %.3f s; %s",
+        directory.path,
+        region.geometry,
+        report.entries,
+        report.source,
+        report.journal_records,
+        report.seconds,
         "; ".join(choice.reasons),
     )
     for warning in choice.warnings:

@@ -130,12 +130,10 @@ def start_files(directory: Directory, region: Region) -> tuple[Journal, int]:
 
 
 def _start_empty(directory: Directory, region: Region, report: RecoveryReport) -> Recovered:
-    # The damaged files stay under their .bak names until the next compaction.
-    for name, backup in ((SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME), (JOURNAL_NAME, JOURNAL_BACKUP_NAME)):
-        if directory.exists(name):
-            directory.rename(name, backup + ".damaged")
-        directory.unlink(backup)
     journal, size = start_files(directory, region)
+    for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
+        directory.unlink(name)
+    directory.sync()
     return Recovered(new_index(region), journal, 0, report, size)
 
 
@@ -221,8 +219,9 @@ class _Recovery:
         if current is None and not self.lenient:
             # A rename puts every new journal in place, so no crash can leave none: it was removed,
             # and what it held is not known.
-            raise CorruptionError(f"{self.directory.path}/{JOURNAL_NAME}", 0, "a journal",
-                                  "no such file")
+            raise CorruptionError(
+                f"{self.directory.path}/{JOURNAL_NAME}", 0, "a journal", "no such file"
+            )
         if current is None or current[1] > replay.seq + 1:
             self.replay_backup(replay, current is not None)
         if current is None:
@@ -252,8 +251,9 @@ class _Recovery:
 
     def gap(self, replay: JournalReplay, base_seq: int, path: str) -> None:
         if not self.lenient:
-            raise CorruptionError(path, 0, f"records from {replay.seq + 1} on",
-                                  f"records from {base_seq} on")
+            raise CorruptionError(
+                path, 0, f"records from {replay.seq + 1} on", f"records from {base_seq} on"
+            )
         self.report.damaged_lines += 1
         self.report.notes.append(f"records {replay.seq + 1} to {base_seq - 1} are missing")
         replay.seq = base_seq - 1

@@ -55,8 +55,13 @@ class Region:
         shape = self.geometry
         return (
             b'"format":%d,"region":"%s","slot_bytes":[%d],"container_bytes":%d,"containers":%d'
-            % (FORMAT_VERSION, self.uuid.encode(), shape.slot_bytes, shape.container_bytes,
-               shape.containers)
+            % (
+                FORMAT_VERSION,
+                self.uuid.encode(),
+                shape.slot_bytes,
+                shape.container_bytes,
+                shape.containers,
+            )
         )
 
 
@@ -105,8 +110,10 @@ def decode_region(data: bytes, path: str) -> Region:
         header = msgspec.json.decode(line, type=_RegionLine)
         if header.tablespace != "region" or len(header.slot_bytes) != 1:
             raise ValueError("not a region of one slot size")
-        return Region(header.region, Geometry(header.slot_bytes[0], header.container_bytes,
-                                              header.containers))
+        return Region(
+            header.region,
+            Geometry(header.slot_bytes[0], header.container_bytes, header.containers),
+        )
     except (msgspec.DecodeError, ValueError) as error:
         raise CorruptionError(path, 0, "a region header", str(error)) from error
 
@@ -123,7 +130,8 @@ def check_same_geometry(region: Region, wanted: Geometry, path: str) -> None:
         return
     different = [
         f"{name} is {format_size(has)} ({has}), asked for {format_size(asked)} ({asked})"
-        if name != "containers" else f"{name} is {has}, asked for {asked}"
+        if name != "containers"
+        else f"{name} is {has}, asked for {asked}"
         for name, has, asked in (
             ("slot_bytes", have.slot_bytes, wanted.slot_bytes),
             ("container_bytes", have.container_bytes, wanted.container_bytes),
@@ -174,7 +182,9 @@ class RegionLock:
                     error.errno,
                     f"cannot lock {REGION_NAME} ({name}): the file system may need a lock daemon. "
                     "Remedy: mount with locking, or open with break_lock=True when sure that no "
-                    "other writer exists", directory.path) from error
+                    "other writer exists",
+                    directory.path,
+                ) from error
             self.note = f"writer lock not taken ({name}), break_lock=True given"
             return
         if not taken:
@@ -200,7 +210,8 @@ class RegionLock:
         text = msgspec.json.encode({"writer": {**host.identify(), **choices}})
         if self.device.size_bytes < HOLDER_OFFSET + HOLDER_BYTES:
             self.device.truncate(HOLDER_OFFSET + HOLDER_BYTES)
-        self.device.write_at(HOLDER_OFFSET, text[: HOLDER_BYTES - 1].ljust(HOLDER_BYTES - 1) + b"\n")
+        text = text[: HOLDER_BYTES - 1].ljust(HOLDER_BYTES - 1)
+        self.device.write_at(HOLDER_OFFSET, text + b"\n")
 
     def close(self) -> None:
         if self.device is not None:
@@ -216,4 +227,3 @@ def read_holder(device: Device) -> dict[str, Any]:
         return {}
     writer = found.get("writer") if isinstance(found, dict) else None
     return writer if isinstance(writer, dict) else {}
-

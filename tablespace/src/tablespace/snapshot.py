@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from tablespace._core.key_index import KeyIndex
@@ -48,8 +50,11 @@ class _ChunkHead(msgspec.Struct):
 def encode_snapshot(index: KeyIndex, region: Region, seq: int) -> list[bytes]:
     """Return the lines of a snapshot of everything up to record `seq`."""
     chunks = encode_chunks(index, seq)
-    head = seal(b'{"tablespace":"snapshot",' + region.members()
-                + b',"seq":%d,"count":%d,"chunks":%d' % (seq, len(index), len(chunks)))
+    head = seal(
+        b'{"tablespace":"snapshot",'
+        + region.members()
+        + b',"seq":%d,"count":%d,"chunks":%d' % (seq, len(index), len(chunks))
+    )
     return [head, *chunks, seal(b'{"end":%d,"count":%d' % (seq, len(index)))]
 
 
@@ -102,6 +107,9 @@ def load_snapshot(directory: Directory, name: str, region: Region, index: KeyInd
     return _Loader(data, device.path, region, index).load()
 
 
+_Line = TypeVar("_Line", bound=msgspec.Struct)
+
+
 class _Loader:
     def __init__(self, data: bytes, path: str, region: Region, index: KeyIndex) -> None:
         self.data = data
@@ -127,11 +135,14 @@ class _Loader:
         line = self.next_line("a snapshot header")
         header = self.decode(line, _HeaderLine)
         if header.tablespace != "snapshot" or header.region != self.region.uuid:
-            raise self.damaged(f"the snapshot of region {self.region.uuid}",
-                               f"one of {header.region}")
+            raise self.damaged(
+                f"the snapshot of region {self.region.uuid}", f"one of {header.region}"
+            )
         shape = self.region.geometry
-        if (header.slot_bytes, header.container_bytes) != ([shape.slot_bytes],
-                                                           shape.container_bytes):
+        if (header.slot_bytes, header.container_bytes) != (
+            [shape.slot_bytes],
+            shape.container_bytes,
+        ):
             raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
         self.at += len(line) + 1
         for chunk in range(header.chunks):
@@ -144,7 +155,7 @@ class _Loader:
             raise self.damaged(f"{header.count} entries", f"{len(self.index)}")
         return header.seq
 
-    def decode(self, line: bytes, kind: type[msgspec.Struct]):  # type: ignore[no-untyped-def]
+    def decode(self, line: bytes, kind: type[_Line]) -> _Line:
         try:
             return msgspec.json.decode(line, type=kind)
         except (msgspec.DecodeError, ValueError) as error:
@@ -155,14 +166,15 @@ class _Loader:
         parts = line.split(b'"')
         head = None
         if len(parts) == _CHUNK_PARTS:
-            head = self.decode(b'"'.join(parts[:6]) + b'"' + parts[6].rstrip(b",") + b"}",
-                               _ChunkHead)
+            head = self.decode(
+                b'"'.join(parts[:6]) + b'"' + parts[6].rstrip(b",") + b"}", _ChunkHead
+            )
         if head is None or (head.chunk, head.of) != (chunk, seq) or head.n > CHUNK_ENTRIES:
             raise self.damaged(f"chunk {chunk} of snapshot {seq}", repr(line[:60]))
         names = tuple(parts[7 + 4 * column] for column in range(len(_COLUMNS)))
         if names != _COLUMNS:
             raise self.damaged(f"columns {_COLUMNS}", repr(names))
         columns = [parts[9 + 4 * column] for column in range(len(_COLUMNS))]
-        problem = load_chunk(self.index, head.n, *columns, self.region.geometry.slot_bytes)
+        problem = load_chunk(self.index, head.n, columns, self.region.geometry.slot_bytes)
         if problem is not None:
             raise self.damaged(f"chunk {chunk} of snapshot {seq}", problem)

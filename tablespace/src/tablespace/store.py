@@ -46,8 +46,16 @@ class Store:
     """
 
     def __init__(
-        self, directory: Directory, region: Region, lock: RegionLock, devices: list[Device],
-        recovered: Recovered, choice: IoChoice, *, verify: bool, evict: bool,
+        self,
+        directory: Directory,
+        region: Region,
+        lock: RegionLock,
+        devices: list[Device],
+        recovered: Recovered,
+        choice: IoChoice,
+        *,
+        verify: bool,
+        evict: bool,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -63,7 +71,13 @@ class Store:
         context = IoContext(directory.queue(choice.engine, WRITE_DEPTH), AlignedBuffer(staging))
         self._write_context = context
         self._committer = Committer(
-            recovered.index, devices, recovered.journal, context, recovered.seq, evict
+            recovered.index,
+            devices,
+            recovered.journal,
+            context,
+            recovered.seq,
+            evict,
+            self._left_direct,
         )
         self._compactor = Compactor(directory, region, self._committer, recovered.snapshot_bytes)
         self._readers = ContextPool(directory, choice.engine, slot_bytes)
@@ -241,7 +255,10 @@ class Store:
             self._committer.dropped.append((key, *where))
             logger.warning(
                 "%s: the value of key %s failed its checksum or could not be read; dropped, slot "
-                "%d of container %d taken out of use", self._directory.path, key.hex(), where[1],
+                "%d of container %d taken out of use",
+                self._directory.path,
+                key.hex(),
+                where[1],
                 where[0],
             )
 
@@ -308,22 +325,38 @@ class Store:
         index = self._index
         allocator = index.allocator
         capacity = self._region.geometry.capacity
-        accounted = (allocator.free_count + index.live_count + index.limbo_count
-                     + allocator.quarantined_count)
+        accounted = (
+            allocator.free_count
+            + index.live_count
+            + index.limbo_count
+            + allocator.quarantined_count
+        )
         failed = self._committer.failed
         return StoreStats(
-            capacity=capacity, free=allocator.free_count, reserved=capacity - accounted,
-            live=index.live_count, limbo=index.limbo_count,
-            quarantined=allocator.quarantined_count, slot_bytes=self._slot_bytes,
-            puts=self._puts, gets=self._gets, hits=self._hits, misses=self._gets - self._hits,
-            evictions=self._committer.evictions, corrupt=self._corrupt,
+            capacity=capacity,
+            free=allocator.free_count,
+            reserved=capacity - accounted,
+            live=index.live_count,
+            limbo=index.limbo_count,
+            quarantined=allocator.quarantined_count,
+            slot_bytes=self._slot_bytes,
+            puts=self._puts,
+            gets=self._gets,
+            hits=self._hits,
+            misses=self._gets - self._hits,
+            evictions=self._committer.evictions,
+            corrupt=self._corrupt,
             bytes_written=self._committer.blocks_written * self._slot_bytes,
-            bytes_read=self._bytes_read, groups=self._committer.groups,
+            bytes_read=self._bytes_read,
+            groups=self._committer.groups,
             compactions=self._compactor.compactions,
             journal_bytes=self._committer.journal.size_bytes,
-            snapshot_bytes=self._compactor.snapshot_bytes, index_bytes=index.memory_bytes(),
-            io_mode=self._io_mode(), io_engine=self._choice.engine,
-            failed=None if failed is None else str(failed), recovery=self._recovery,
+            snapshot_bytes=self._compactor.snapshot_bytes,
+            index_bytes=index.memory_bytes(),
+            io_mode=self._io_mode(),
+            io_engine=self._choice.engine,
+            failed=None if failed is None else str(failed),
+            recovery=self._recovery,
             choices=self._choices(),
         )
 
@@ -331,12 +364,24 @@ class Store:
         return "direct" if all(device.direct for device in self._devices) else "buffered"
 
     def _choices(self) -> list[str]:
-        choices = list(self._choice.reasons)
-        if self._choice.direct and self._io_mode() == "buffered":
-            choices.append("mode buffered: O_DIRECT was refused later, at a transfer (EINVAL)")
-        if self._lock.note:
-            choices.append(self._lock.note)
-        return choices
+        return self._choice.reasons + ([self._lock.note] if self._lock.note else [])
+
+    def _left_direct(self, device: Device) -> None:
+        """Say once that a file system took O_DIRECT back after the trial at open."""
+        note = "mode buffered: O_DIRECT was refused at a later write (EINVAL), page cache used"
+        self._choice.reasons.append(note)
+        logger.warning("%s: %s", device.path, note)
+        self.announce()
+
+    def announce(self) -> None:
+        """Record in region.json who writes and what was chosen (`tablespace info` shows it)."""
+        self._lock.announce(
+            {
+                "io_mode": self._io_mode(),
+                "io_engine": self._choice.engine,
+                "choices": self._choices(),
+            }
+        )
 
     # Ending.
 
@@ -388,7 +433,9 @@ class Store:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -130,16 +130,22 @@ def encode_chunks(KeyIndex index not None, uint64_t seq):
         id = index.entry(id).newer
 
 
-def load_chunk(KeyIndex index not None, uint32_t count, bytes key_len, bytes key, bytes at,
-               bytes length, bytes check, bytes seq, bytes meta_len, bytes meta,
+def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
                uint64_t slot_bytes):
-    """Restore the entries of one chunk's columns into the index.
+    """Restore the entries of one chunk into the index.
+
+    Parameters
+    ----------
+    columns : list of bytes
+        The hex text of key_len, key, at, len, xxh3, seq, meta_len, meta.
 
     Returns
     -------
     str or None
         None when all was well; else what is wrong (entries before it are restored).
     """
+    cdef bytes key_len, key, at, length, check, seq, meta_len, meta
+    key_len, key, at, length, check, seq, meta_len, meta = columns
     cdef const char *key_lens = PyBytes_AS_STRING(key_len)
     cdef const char *keys = PyBytes_AS_STRING(key)
     cdef const char *places = PyBytes_AS_STRING(at)

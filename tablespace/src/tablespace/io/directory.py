@@ -36,8 +36,14 @@ class Directory(Protocol):
         """List the names in a subdirectory, sorted; an absent one is empty."""
 
     def open(
-        self, name: str, *, create: bool = False, exclusive: bool = False, direct: bool = False,
-        alignment_bytes: int = 4096, memory_alignment_bytes: int = 512,
+        self,
+        name: str,
+        *,
+        create: bool = False,
+        exclusive: bool = False,
+        direct: bool = False,
+        alignment_bytes: int = 4096,
+        memory_alignment_bytes: int = 512,
     ) -> Device:
         """Open a file read-write."""
 
@@ -99,16 +105,23 @@ class PosixDirectory:
             return []
 
     def open(
-        self, name: str, *, create: bool = False, exclusive: bool = False, direct: bool = False,
-        alignment_bytes: int = 4096, memory_alignment_bytes: int = 512,
+        self,
+        name: str,
+        *,
+        create: bool = False,
+        exclusive: bool = False,
+        direct: bool = False,
+        alignment_bytes: int = 4096,
+        memory_alignment_bytes: int = 512,
     ) -> Device:
         flags = os.O_RDWR | os.O_CLOEXEC
         flags |= os.O_CREAT if create else 0
         flags |= os.O_EXCL if exclusive else 0
         flags |= os.O_DIRECT if direct else 0
         full = self._full(name)
-        return PosixDevice(full, os.open(full, flags, FILE_MODE), direct, alignment_bytes,
-                           memory_alignment_bytes)
+        return PosixDevice(
+            full, os.open(full, flags, FILE_MODE), direct, alignment_bytes, memory_alignment_bytes
+        )
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._full(old), self._full(new))

@@ -36,3 +36,21 @@ def identify() -> dict[str, str | int]:
         "pid": pid,
         "start_time": start_time(pid),
     }
+
+
+def is_alive(holder: dict[str, object]) -> bool | None:
+    """Say whether a recorded holder lives: same host and boot, same pid and start time.
+
+    Returns
+    -------
+    bool or None
+        None when it ran on another host, so that nothing is known.
+    """
+    if not holder:
+        return False
+    if holder.get("host") != socket.gethostname():
+        return None
+    if holder.get("boot_id") != boot_id():
+        return False
+    pid = holder.get("pid")
+    return isinstance(pid, int) and pid > 0 and start_time(pid) == holder.get("start_time")

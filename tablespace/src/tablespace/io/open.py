@@ -164,13 +164,17 @@ def _choose_mode(choice: IoChoice, directory: Directory, io_mode: str) -> None:
     outcome = try_direct(directory)
     if isinstance(outcome, str):
         if io_mode == "direct":
-            raise OSError(errno.EINVAL, f"io_mode='direct' does not work on this file system "
-                          f"({file_system or 'unknown'}): {outcome}. Use 'auto' or 'buffered'",
-                          directory.path)
+            raise OSError(
+                errno.EINVAL,
+                f"io_mode='direct' does not work on this file system "
+                f"({file_system or 'unknown'}): {outcome}. Use 'auto' or 'buffered'",
+                directory.path,
+            )
         choice.reasons.append(f"mode buffered: {outcome} on {file_system or 'this file system'}")
         choice.warnings.append(f"O_DIRECT not usable, using the page cache: {outcome}")
         return
     choice.direct = True
     choice.alignment_bytes, choice.memory_alignment_bytes = outcome
     choice.reasons.append(
-        f"mode direct: O_DIRECT trial write worked on {file_system or 'this file system'}")
+        f"mode direct: O_DIRECT trial write worked on {file_system or 'this file system'}"
+    )

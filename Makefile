@@ -1,0 +1,45 @@
+# `make demo` and `make test` need git, make, gcc and Python >= 3.10 with its headers, nothing else.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(shell find tablespace -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
+	-o -name '*.h' -o -name 'meson.build' -o -name 'pyproject.toml' | grep -v /build/)
+
+.PHONY: demo test test-long lint bench dev clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m kvd demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(VENV)/.installed
+	$(BIN)/python -m pytest -m long
+
+lint: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/test_lint.py tests/test_tidy.py tests/test_layers.py
+
+bench: $(VENV)/.installed
+	$(BIN)/python asv_bench/quick.py
+
+# Editable installs of both distributions: a touched .pyx is rebuilt at the next import.
+dev: $(VENV)/.tools
+	$(PIP) install --quiet --no-deps --editable .
+	$(PIP) install --quiet --no-build-isolation --no-deps --editable ./tablespace
+	@touch $(VENV)/.installed
+
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+	$(PIP) install --quiet --no-build-isolation --no-deps ./tablespace
+	$(PIP) install --quiet --no-deps --editable .
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml setup.py tablespace/pyproject.toml requirements-dev.txt
+	@$(PYTHON) tools/preflight.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist tablespace/build tablespace/dist *.egg-info

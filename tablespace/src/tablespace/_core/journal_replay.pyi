@@ -1,0 +1,15 @@
+from tablespace._core.key_index import KeyIndex
+
+class JournalReplay:
+    seq: int
+    group: int
+    lenient: bool
+    applied: int
+    skipped: int
+    conflicts: int
+    problem: str | None
+    def __init__(self, index: KeyIndex, slot_bytes: int, seq: int) -> None: ...
+    def feed(self, data: bytes, start: int = 0) -> int: ...
+
+def later_group_follows(data: bytes, start: int, bad_seq: int) -> bool: ...
+def next_line(data: bytes, start: int) -> int: ...

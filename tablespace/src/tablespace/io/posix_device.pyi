@@ -1,0 +1,15 @@
+from tablespace.io.device import Device, IoQueue
+
+class PosixDevice(Device):
+    def __init__(
+        self,
+        path: str,
+        fd: int,
+        direct: bool = False,
+        alignment_bytes: int = 4096,
+        memory_alignment_bytes: int = 512,
+    ) -> None: ...
+    def fileno(self) -> int: ...
+
+class PosixQueue(IoQueue):
+    def __init__(self, depth: int = 32) -> None: ...

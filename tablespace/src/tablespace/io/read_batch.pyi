@@ -1,0 +1,15 @@
+from typing import Any
+
+from tablespace._core.key_index import KeyIndex
+from tablespace.io.device import Device, IoContext
+
+class ReadBatch:
+    count: int
+    bytes_read: int
+    hits: int
+    def __init__(
+        self, index: KeyIndex, devices: list[Device], slot_bytes: int, verify: bool
+    ) -> None: ...
+    def start(self, keys: list[bytes], buffers: list[Any] | None) -> None: ...
+    def run(self, context: IoContext) -> None: ...
+    def finish(self) -> tuple[list[Any], list[tuple[bytes, int]], int]: ...
