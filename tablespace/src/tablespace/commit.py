@@ -94,6 +94,8 @@ class Committer:
         self.blocks_written = 0
         self.groups = 0
         self.spare = min(SPARE_GROUPS * MAX_GROUP_BLOCKS, self.allocator.capacity // SPARE_SHARE)
+        # Requests share a commit only while all of it is sure to find room at once.
+        self.share_limit = min(MAX_GROUP_BLOCKS, self.allocator.capacity // 4)
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
         self._stuck: list[CommitGroup] = []
@@ -176,7 +178,7 @@ class Committer:
                 following = self._queue[0]
                 if not isinstance(following, PutRequest):
                     break
-                if total + following.count > MAX_GROUP_BLOCKS:
+                if total + following.count > self.share_limit:
                     break
                 total += following.count
                 batch.append(self._queue.popleft())
@@ -208,6 +210,7 @@ class Committer:
         seq = self.seq + 1
         group = seq
         seq = self._encode_drops(writer, seq, group)
+        drops = seq - group
         found: list[tuple[int, bytes]] = []
         seen: set[bytes] = set()
         for at, key in enumerate(request.keys):
@@ -218,7 +221,7 @@ class Committer:
             writer.free("delete", seq, group, key, entry[0], entry[1])
             seq += 1
             found.append((at, key))
-        self._append(writer, seq - 1)
+        self._append(writer, seq - 1, drops)
         for at, key in found:
             request.removed[at] = self.index.discard(key)
 
@@ -246,7 +249,7 @@ class Committer:
             raise
         except BaseException as error:
             # An exception from outside (a signal): what reached the journal is not known here.
-            self._fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
+            self.fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
             raise
         if victims is not None:
             self.evictions += victims.publish()
@@ -260,7 +263,7 @@ class Committer:
             # The queue broke with transfers in flight: neither its memory nor the callers' may be
             # freed, and the slots may still be written to.
             self._stuck.append(group)
-            raise self._fail(error) from error
+            raise self.fail(error) from error
 
     def _make_room(self, wanted: int) -> None:
         """Evict ahead of a group that finds too few durably free slots (a sync of its own)."""
@@ -289,27 +292,30 @@ class Committer:
         seq = self.seq + 1
         number = seq
         seq = self._encode_drops(writer, seq, number)
+        drops = seq - number
         if victims is not None:
             seq = victims.encode(writer, seq, number)
         seq = group.encode(writer, seq, number)
-        self._append(writer, seq - 1)
+        self._append(writer, seq - 1, drops)
 
     def _encode_drops(self, writer: LineWriter, seq: int, group: int) -> int:
-        while self.dropped:
-            key, container, slot = self.dropped.popleft()
+        for key, container, slot in list(self.dropped):
             writer.free("drop", seq, group, key, container, slot)
             seq += 1
         return seq
 
-    def _append(self, writer: LineWriter, last_seq: int) -> None:
-        """Append the lines and make them durable; only then do they count."""
+    def _append(self, writer: LineWriter, last_seq: int, drops: int = 0) -> None:
+        """Append the lines, `drops` of them records of dropped values, and make them durable.
+
+        Only then do they count.
+        """
         if len(writer) == 0:
             return
         try:
             self.journal.append(writer.getvalue())
         except OSError as error:
             if getattr(error, "cut_failed", False):
-                raise self._fail(error) from error
+                raise self.fail(error) from error
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise FullError(
                     f"no space left for the journal {self.journal.path}; nothing was stored. "
@@ -319,24 +325,26 @@ class Committer:
         try:
             self.journal.sync()
         except OSError as error:
-            raise self._fail(error) from error
+            raise self.fail(error) from error
         self.seq = last_seq
+        for _ in range(drops):
+            self.dropped.popleft()
 
     def _sync_data(self, containers: list[int]) -> None:
         for container in containers:
             try:
                 self.devices[container].sync_data()
             except OSError as error:
-                raise self._fail(error) from error
+                raise self.fail(error) from error
             if self._direct and not self.devices[container].direct:
                 self._direct = False
                 self._on_buffered(self.devices[container])
 
-    def _fail(self, error: OSError) -> FailedError:
+    def fail(self, error: OSError) -> FailedError:
         """Turn the store read-only: a sync that failed once proves nothing when it works later."""
         if self.failed is None:
             self.failed = error
         return FailedError(
-            f"a sync or the IO queue failed ({error}); the store is read-only from here on. Remedy: close it and "
-            "open it again, which recovers what is durable"
+            f"a sync or the IO queue failed ({error}); the store is read-only from here on. "
+            "Remedy: close it and open it again, which recovers what is durable"
         )

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from dataclasses import dataclass, field
 
 from tablespace.commit import Barrier, Committer
 from tablespace.io.directory import Directory
 from tablespace.journal import rotate_journal
 from tablespace.region import Region
-from tablespace.snapshot import encode_snapshot, write_snapshot
+from tablespace.snapshot import encode_snapshot, install_snapshot, stage_snapshot
 
+logger = logging.getLogger("tablespace")
 MIN_JOURNAL_BYTES = 64 << 20
+
+
+@dataclass
+class _Capture:
+    """The index at one moment: snapshot lines, last record, length of the journal."""
+
+    lines: list[bytes] = field(default_factory=list)
+    seq: int = 0
+    journal_bytes: int = 0
 
 
 class Compactor:
@@ -31,6 +43,7 @@ class Compactor:
         self.snapshot_bytes = snapshot_bytes
         self.compactions = 0
         self.problem: BaseException | None = None
+        self._not_before = 0
         self._one_at_a_time = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -48,30 +61,43 @@ class Compactor:
             When a file could not be written; the old snapshot and journal stay in force.
         """
         with self._one_at_a_time:
-            taken: list[bytes] = []
-
-            def take() -> None:
-                self._committer.check_writable()
-                taken.extend(
-                    encode_snapshot(self._committer.index, self._region, self._committer.seq)
-                )
-
-            def switch() -> None:
-                self._committer.check_writable()
-                old = self._committer.journal
-                self._committer.journal = rotate_journal(
-                    self._directory, self._region, self._committer.seq + 1
-                )
-                old.close()
-
-            self._committer.run(Barrier(take))
-            self.snapshot_bytes = write_snapshot(self._directory, taken)
-            self._committer.run(Barrier(switch))
+            capture = _Capture()
+            self._committer.run(Barrier(lambda: self._take(capture)))
+            size_bytes = stage_snapshot(self._directory, capture.lines)
+            self._committer.run(Barrier(lambda: self._switch(capture)))
+            self.snapshot_bytes = size_bytes
             self.compactions += 1
+
+    def _take(self, capture: _Capture) -> None:
+        """Encode the index as it is between two commits."""
+        committer = self._committer
+        committer.check_writable()
+        capture.lines = encode_snapshot(committer.index, self._region, committer.seq)
+        capture.seq = committer.seq
+        capture.journal_bytes = committer.journal.size_bytes
+
+    def _switch(self, capture: _Capture) -> None:
+        """Put the snapshot in place and start a journal of what was appended since it was taken.
+
+        From the first rename on a failure is final: the store must not go on appending to a
+        file that may no longer be found under its name.
+        """
+        committer = self._committer
+        committer.check_writable()
+        old = committer.journal
+        records = old.read_from(capture.journal_bytes)
+        try:
+            install_snapshot(self._directory)
+            committer.journal = rotate_journal(
+                self._directory, self._region, capture.seq + 1, records
+            )
+        except OSError as error:
+            raise committer.fail(error) from error
+        old.close()
 
     def consider(self) -> None:
         """Start a compaction in the background when the journal has reached its bound."""
-        if self._committer.journal.size_bytes < self.journal_bound_bytes:
+        if self._committer.journal.size_bytes < max(self.journal_bound_bytes, self._not_before):
             return
         if self._thread is not None and self._thread.is_alive():
             return
@@ -84,8 +110,10 @@ class Compactor:
         try:
             self.compact()
         except BaseException as error:
-            # The journal goes on growing; the next commit tries again, and `stats` shows why.
+            # The journal goes on growing and holds everything; tried again when it has grown on.
             self.problem = error
+            self._not_before = self._committer.journal.size_bytes * 5 // 4
+            logger.warning("%s: compaction failed: %s", self._directory.path, error)
 
     def wait(self) -> None:
         """Wait for a background compaction to end."""

@@ -79,6 +79,10 @@ class Journal:
     def path(self) -> str:
         return self._device.path
 
+    def read_from(self, offset_bytes: int) -> bytes:
+        """Return what was appended from an offset on."""
+        return self._device.read_at(offset_bytes, self._device.size_bytes - offset_bytes)
+
     def append(self, lines: bytes) -> None:
         """Append whole lines; on an error the file is cut back to what it was.
 
@@ -128,11 +132,15 @@ def create_journal(
     return Journal(device, base_seq)
 
 
-def rotate_journal(directory: Directory, region: Region, base_seq: int) -> Journal:
-    """Start a new journal; the old one becomes the backup.
+def rotate_journal(
+    directory: Directory, region: Region, base_seq: int, records: bytes = b""
+) -> Journal:
+    """Start a new journal with the records from `base_seq` on; the old one becomes the backup.
 
-    At every moment the old records are reachable under one of the two names.
+    The backup with the snapshot before, and the new journal with the snapshot in place, each
+    tell everything.
     """
     if directory.exists(JOURNAL_NAME):
         directory.link(JOURNAL_NAME, JOURNAL_BACKUP_NAME)
-    return create_journal(directory, region, base_seq)
+        directory.sync()
+    return create_journal(directory, region, base_seq, records)

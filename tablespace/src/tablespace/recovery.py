@@ -30,8 +30,9 @@ from tablespace.snapshot import (
     SNAPSHOT_NAME,
     SNAPSHOT_TEMPORARY_NAME,
     encode_snapshot,
+    install_snapshot,
     load_snapshot,
-    write_snapshot,
+    stage_snapshot,
 )
 
 RECOVER_MODES = ("strict", "salvage", "empty")
@@ -125,7 +126,8 @@ def new_index(region: Region) -> KeyIndex:
 
 def start_files(directory: Directory, region: Region) -> tuple[Journal, int]:
     """Write the snapshot and journal of an empty region; return the journal and snapshot size."""
-    size = write_snapshot(directory, encode_snapshot(new_index(region), region, 0))
+    size = stage_snapshot(directory, encode_snapshot(new_index(region), region, 0))
+    install_snapshot(directory)
     return create_journal(directory, region, 1), size
 
 
@@ -156,7 +158,8 @@ class _Recovery:
         damaged = bool(self.report.damaged_lines)
         if damaged or self.report.source != SNAPSHOT_NAME:
             # Nothing damaged is to be met twice: a fresh snapshot and a fresh journal.
-            size = write_snapshot(self.directory, encode_snapshot(index, self.region, replay.seq))
+            size = stage_snapshot(self.directory, encode_snapshot(index, self.region, replay.seq))
+            install_snapshot(self.directory, keep_old=self.report.source == SNAPSHOT_NAME)
             journal = rotate_journal(self.directory, self.region, replay.seq + 1)
         else:
             journal = create_journal(self.directory, self.region, base_seq, records)

@@ -58,13 +58,10 @@ def encode_snapshot(index: KeyIndex, region: Region, seq: int) -> list[bytes]:
     return [head, *chunks, seal(b'{"end":%d,"count":%d' % (seq, len(index)))]
 
 
-def write_snapshot(directory: Directory, lines: list[bytes]) -> int:
-    """Put a snapshot in place: temporary file, sync, old one to .bak, rename, directory sync.
+def stage_snapshot(directory: Directory, lines: list[bytes]) -> int:
+    """Write a snapshot under its temporary name, durably; return its size in bytes.
 
-    Returns
-    -------
-    int
-        Its size in bytes.
+    A failure here changes nothing that counts.
     """
     directory.unlink(SNAPSHOT_TEMPORARY_NAME)
     device = directory.open(SNAPSHOT_TEMPORARY_NAME, create=True, exclusive=True)
@@ -72,14 +69,25 @@ def write_snapshot(directory: Directory, lines: list[bytes]) -> int:
         for line in lines:
             device.append(line)
         device.sync_data()
-        size_bytes = device.size_bytes
+        return device.size_bytes
     finally:
         device.close()
-    if directory.exists(SNAPSHOT_NAME):
+
+
+def install_snapshot(directory: Directory, keep_old: bool = True) -> None:
+    """Put the staged snapshot in place: the old one to .bak, rename, directory sync.
+
+    A failure here is final: which names are durable is not known.
+
+    Parameters
+    ----------
+    keep_old : bool
+        False when the one in place is known to be damaged, so that .bak stays the good one.
+    """
+    if keep_old and directory.exists(SNAPSHOT_NAME):
         directory.link(SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME)
     directory.rename(SNAPSHOT_TEMPORARY_NAME, SNAPSHOT_NAME)
     directory.sync()
-    return size_bytes
 
 
 def load_snapshot(directory: Directory, name: str, region: Region, index: KeyIndex) -> int:

@@ -14,7 +14,7 @@ from tablespace._core.key_index import check_key
 from tablespace.commit import Committer, DeleteRequest
 from tablespace.compaction import Compactor
 from tablespace.context_pool import ContextPool
-from tablespace.errors import ClosedError, FullError
+from tablespace.errors import ClosedError, FullError, TablespaceError
 from tablespace.io import fork
 from tablespace.io.commit_group import PutRequest
 from tablespace.io.device import Device, IoContext
@@ -158,7 +158,13 @@ class Store:
         request = PutRequest(self._slot_bytes, len(batch))
         for item in batch:
             request.add(*item)
-        return self._commit(request)
+        out = self._commit(request)
+        stored = sum(out)
+        # The blocks without room are the last ones. When others were stored, slots have been
+        # overwritten or may be evicted since: try again as long as that gets on.
+        if 0 < stored < len(batch):
+            out[stored:] = self._put_group(batch[stored:])
+        return out
 
     def _commit(self, request: PutRequest) -> list[bool]:
         self._committer.run(request)
@@ -412,6 +418,9 @@ class Store:
             if self._committer.failed is None:
                 self._committer.run(DeleteRequest([]))
                 self._compactor.compact()
+        except (OSError, TablespaceError) as error:
+            # The journal holds everything, so the next open only takes longer.
+            logger.warning("%s: no snapshot at close: %s", self._directory.path, error)
         finally:
             self._committer.journal.close()
             for device in self._devices:

@@ -385,6 +385,8 @@ cdef class VictimList:
         cdef Entry *entry
         for at in range(self.count):
             entry = self.index.entry(self.ids[at])
+            if not (entry.flags & ENTRY_LIVE and entry.flags & ENTRY_EVICTING):
+                continue  # A reader found it damaged meanwhile: its own record follows.
             writer.free_line(RECORD_EVICT, seq, group, entry.name, entry.key_length,
                              location_container(entry.location), location_slot(entry.location))
             seq += 1
@@ -404,5 +406,8 @@ cdef class VictimList:
     def spare(self):
         """Let the victims live: their records were not written."""
         cdef uint32_t at
+        cdef Entry *entry
         for at in range(self.count):
-            self.index.entry(self.ids[at]).flags &= <uint8_t>(0xFF ^ ENTRY_EVICTING)
+            entry = self.index.entry(self.ids[at])
+            if entry.flags & ENTRY_LIVE:
+                entry.flags &= <uint8_t>(0xFF ^ ENTRY_EVICTING)

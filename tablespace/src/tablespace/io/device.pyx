@@ -88,8 +88,9 @@ cdef class Device:
             elif result == 0:
                 return -EIO
             elif result != -EINTR and result != -EAGAIN:
-                # -EINVAL of a queued direct transfer gets its second chance in the hook.
-                if result != -EINVAL or pieces or not self.direct:
+                # A first -EINVAL may be O_DIRECT refused late: the hook leaves it and tries again
+                # (another transfer's may have done so already, hence no look at `direct`).
+                if result != -EINVAL or pieces:
                     return result
             pieces += 1
             if pieces > MAX_PIECES:

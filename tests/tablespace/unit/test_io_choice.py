@@ -1,0 +1,92 @@
+"""What is chosen when the machine refuses: io_uring, O_DIRECT, fallocate."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, logging, sys, os
+logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+import tablespace
+path = sys.argv[-1]
+options = json.loads(os.environ["OPTIONS"])
+with tablespace.open(path, max_bytes="4M", slot_bytes="64K", **options) as store:
+    values = {b"%d" % n: os.urandom(60000 + n) for n in range(40)}
+    assert all(store.put_many(values.items()))
+    for key, value in values.items():
+        store.put(key, value)
+    assert store.get_many(values) == list(values.values())
+    stats = store.stats()
+    print(json.dumps([stats.io_mode, stats.io_engine, stats.choices]))
+    print(json.dumps(__import__("tablespace.describe").describe.describe_region(path)["writer"]))
+"""
+
+
+def run(tmp_path: Path, *before: str, **environment: str) -> tuple[list, dict, list[str]]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, *before, str(script), str(tmp_path / "region")],
+        env={"OPTIONS": "{}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found, writer = map(json.loads, done.stdout.splitlines())
+    return found, writer, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
+def test_without_io_uring_threads_are_used_and_said_once(
+    tmp_path: Path, support: Path, code: int
+) -> None:
+    found, writer, log = run(tmp_path, str(support / "deny_io_uring.py"), str(code))
+    assert found[1] == writer["io_engine"] == "posix"
+    assert any("seccomp" in reason for reason in writer["choices"])
+    warned = [line for line in log if "io_uring" in line]
+    assert len(warned) == 1
+    assert f"errno {code}" in warned[0]
+
+
+def build_shim(support: Path, tmp_path: Path) -> str:
+    shim = tmp_path / "refuse_direct.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", "-o", shim, support / "refuse_direct.c", "-ldl"],
+        check=True,
+    )
+    return str(shim)
+
+
+def test_direct_io_refused_at_write_falls_back_and_says_so_once(
+    tmp_path: Path, support: Path
+) -> None:
+    found, writer, log = run(tmp_path, LD_PRELOAD=build_shim(support, tmp_path))
+    assert found[0] == writer["io_mode"] == "buffered"
+    assert any("refused by write" in reason for reason in writer["choices"])
+    assert len([line for line in log if "O_DIRECT" in line]) == 1
+
+
+def test_direct_io_refused_after_the_trial_falls_back_and_says_so_once(
+    tmp_path: Path, support: Path
+) -> None:
+    found, writer, log = run(
+        tmp_path,
+        LD_PRELOAD=build_shim(support, tmp_path),
+        REFUSE_AFTER="5",
+        OPTIONS='{"io_engine": "posix", "io_mode": "direct"}',
+    )
+    assert found[0] == writer["io_mode"] == "buffered"
+    assert any("refused at a later write" in reason for reason in writer["choices"])
+    assert len([line for line in log if "O_DIRECT" in line]) == 1
+
+
+def test_here_both_work_so_neither_is_skipped(tmp_path: Path) -> None:
+    found, writer, log = run(tmp_path)
+    assert found[:2] == ["direct", "uring"]
+    assert log == []
+    assert writer["io_engine"] == "uring"

@@ -1,0 +1,194 @@
+"""Many threads, a second process, forked children."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tablespace
+from tablespace import Store
+
+Opener = Callable[..., Store]
+
+
+def run_all(workers: list[Callable[[], None]]) -> None:
+    problems: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+
+
+def test_puts_of_many_threads_share_commits(open_small: Opener) -> None:
+    store = open_small(max_bytes="16M")
+
+    def put(worker: int) -> None:
+        for number in range(100):
+            store.put(b"%d-%d" % (worker, number), b"%d" % (worker * 1000 + number))
+
+    run_all([lambda worker=worker: put(worker) for worker in range(8)])
+    for worker in range(8):
+        keys = [b"%d-%d" % (worker, number) for number in range(100)]
+        assert store.get_many(keys) == [b"%d" % (worker * 1000 + number) for number in range(100)]
+    stats = store.stats()
+    assert stats.puts == 800
+    assert stats.groups < 800
+
+
+def test_mixed_work_never_shows_another_keys_bytes(open_small: Opener) -> None:
+    # 64 slots under eviction, so that slots change hands all the time.
+    store = open_small(on_full="evict")
+    stop = threading.Event()
+
+    def value(key: bytes, number: int) -> bytes:
+        return (key + b"#%d|" % number) * 100
+
+    def write(worker: int) -> None:
+        for number in range(300):
+            key = b"k%d" % ((worker * 37 + number * 11) % 90)
+            if number % 7 == 0:
+                store.delete(key)
+            else:
+                store.put_many([(key, value(key, number)), (b"own%d" % worker, b"own" * 50)])
+
+    def read() -> None:
+        while not stop.is_set():
+            keys = [b"k%d" % number for number in range(90)]
+            for key, found in zip(keys, store.get_many(keys), strict=True):
+                assert found is None or found[: len(key) + 1] == key + b"#"
+                assert found is None or len(set(found.split(b"|")[:-1])) == 1
+
+    def writers() -> None:
+        try:
+            run_all([lambda worker=worker: write(worker) for worker in range(4)])
+        finally:
+            stop.set()
+
+    run_all([writers, read, read])
+    stats = store.stats()
+    assert stats.free + stats.live == stats.capacity
+    assert stats.corrupt == 0
+
+
+def test_a_second_opener_is_refused_and_the_holder_named(
+    open_small: Opener, tmp_path: Path
+) -> None:
+    store = open_small()
+    store.put(b"k", b"v")
+    with pytest.raises(tablespace.BusyError, match=f"pid {os.getpid()}") as caught:
+        open_small()
+    assert caught.value.holder["pid"] == os.getpid()
+    assert set(caught.value.holder) >= {"host", "boot_id", "pid", "start_time"}
+    script = (
+        "import sys, tablespace\n"
+        "try:\n    tablespace.open(sys.argv[1], max_bytes='256K', slot_bytes='4K')\n"
+        "except tablespace.BusyError as error:\n    print(error.holder['pid'])\n"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "region")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.strip() == str(os.getpid())
+    store.put(b"k2", b"v2")
+    assert store.get_many([b"k", b"k2"]) == [b"v", b"v2"]
+
+
+def test_the_lock_goes_with_a_killed_holder(open_small: Opener, tmp_path: Path) -> None:
+    script = (
+        "import sys, os, signal, tablespace\n"
+        "s = tablespace.open(sys.argv[1], max_bytes='256K', slot_bytes='4K')\n"
+        "s.put(b'k', b'v')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", script, str(tmp_path / "region")], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert open_small().get(b"k") == b"v"
+
+
+@pytest.mark.parametrize("ending", ["exit", "raise", "return", "term"])
+def test_a_forked_child_gets_an_error_and_leaves_the_parent_alone(
+    open_small: Opener, ending: str
+) -> None:
+    store = open_small()
+    store.put(b"k", b"v")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            store.get(b"k")
+        except tablespace.ClosedError as error:
+            code = 0 if "forked" in str(error) else 2
+        if ending == "term":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        del store
+        os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == (signal.SIGTERM if ending == "term" else 0)
+    store.put(b"k2", b"v2")
+    with pytest.raises(tablespace.BusyError):
+        open_small()
+    assert store.get_many([b"k", b"k2"]) == [b"v", b"v2"]
+
+
+def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(
+    open_small: Opener, tmp_path: Path
+) -> None:
+    script = (
+        "import sys, os, time, tablespace\n"
+        "s = tablespace.open(sys.argv[1], max_bytes='256K', slot_bytes='4K')\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    os.read(0, 1)\n    os._exit(0)\n"
+        "print(pid, flush=True)\nos._exit(0)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "region")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        int(parent.stdout.readline())
+        parent.wait()
+        # The child still reads from the pipe, so it is alive while the region is opened.
+        assert open_small() is not None
+        parent.stdin.close()
+
+
+def test_an_interrupted_waiter_leaves_the_queue_working(open_small: Opener) -> None:
+    """A signal's exception in a waiting thread must not take the leadership with it."""
+    from tablespace.commit import Barrier
+
+    store = open_small()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def block() -> None:
+        inside.set()
+        go_on.wait()
+
+    leader = threading.Thread(target=lambda: store._committer.run(Barrier(block)))
+    leader.start()
+    inside.wait()
+    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.put(b"k", b"v")
+    go_on.set()
+    leader.join()
+    store.put(b"after", b"works")
+    assert store.get(b"after") == b"works"
