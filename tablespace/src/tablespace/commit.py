@@ -15,9 +15,15 @@ from typing import Any
 
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
-from tablespace.errors import FailedError, FullError
-from tablespace.io.commit_group import CommitGroup, PutRequest, VictimList
-from tablespace.io.device import Device, IoContext
+from tablespace.errors import FailedError, FullError, TablespaceError
+from tablespace.io.commit_group import (
+    CommitGroup,
+    PutRequest,
+    Stage,
+    VictimList,
+    append_lines,
+)
+from tablespace.io.device import Device, IoContext, os_error
 from tablespace.journal import Journal
 from tablespace.layout import MAX_GROUP_BLOCKS
 
@@ -153,6 +159,7 @@ class Committer:
         try:
             self._commit(batch)
         except BaseException as error:
+            self._note_interruption(batch[0], error)
             for request in batch:
                 request.error = error
         heir = None
@@ -167,6 +174,16 @@ class Committer:
                 request.wake.release()
         if heir is not None:
             heir.release()
+
+    def _note_interruption(self, first: Request, error: BaseException) -> None:
+        """Turn read-only when a commit ended in an exception from outside, such as a signal's.
+
+        What reached the journal is then not known, and the next group must not number its
+        records as if nothing had.
+        """
+        expected = (OSError, TablespaceError, MemoryError)
+        if not isinstance(first, Barrier) and not isinstance(error, expected):
+            self.fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
 
     def _take(self) -> list[Request]:
         """Take the first request and those behind it that may share its commit."""
@@ -206,11 +223,7 @@ class Committer:
             ) from self.failed
 
     def _commit_delete(self, request: DeleteRequest) -> None:
-        writer = LineWriter()
-        seq = self.seq + 1
-        group = seq
-        seq = self._encode_drops(writer, seq, group)
-        drops = seq - group
+        writer, seq, group, drops = self._begin_group()
         found: list[tuple[int, bytes]] = []
         seen: set[bytes] = set()
         for at, key in enumerate(request.keys):
@@ -221,7 +234,7 @@ class Committer:
             writer.free("delete", seq, group, key, entry[0], entry[1])
             seq += 1
             found.append((at, key))
-        self._append(writer, seq - 1, drops)
+        self._append(writer, seq, drops)
         for at, key in found:
             request.removed[at] = self.index.discard(key)
 
@@ -229,41 +242,38 @@ class Committer:
         group = CommitGroup(requests, self.devices)
         if self.evict:
             self._make_room(group.count)
-        placed = group.place(self.allocator)
-        if placed == 0:
+        if group.place(self.allocator) == 0:
             return
         victims = self._choose_riders() if self.evict else None
         try:
-            self._write_data(group)
-            self._sync_data(group.containers())
-            self._journal_puts(group, victims)
-        except (OSError, FullError) as error:
-            # Nothing of this group is in the journal: its slots are free again.
-            group.abandon(self.allocator, getattr(error, "errno", None) or errno.ENOSPC)
-            if victims is not None:
-                victims.spare()
-            raise
-        except FailedError:
-            if victims is not None:
-                victims.spare()
-            raise
+            self._write_and_journal(group, victims)
         except BaseException as error:
-            # An exception from outside (a signal): what reached the journal is not known here.
-            self.fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
+            if victims is not None:
+                victims.spare()
+            if not isinstance(error, FailedError):
+                # Nothing of this group is in the journal: its slots are free again.
+                group.abandon(self.allocator, getattr(error, "errno", None) or errno.ENOSPC)
             raise
         if victims is not None:
             self.evictions += victims.publish()
         self.blocks_written += group.publish(self.index)
         self.groups += 1
+        if self._direct:
+            self._notice_buffered(group)
 
-    def _write_data(self, group: CommitGroup) -> None:
-        try:
-            group.write(self.context)
-        except OSError as error:
-            # The queue broke with transfers in flight: neither its memory nor the callers' may be
-            # freed, and the slots may still be written to.
+    def _write_and_journal(self, group: CommitGroup, victims: VictimList | None) -> None:
+        writer, seq, number, drops = self._begin_group()
+        if victims is not None:
+            seq = victims.encode(writer, seq, number)
+        stage, code, container, seq = group.commit(
+            self.context, self.journal.device, writer, seq, number
+        )
+        if stage is Stage.QUEUE_BROKE:
+            # Neither its memory nor the callers' may be freed, and slots may still be written to.
             self._stuck.append(group)
-            raise self.fail(error) from error
+        path = self.devices[container].path if stage is Stage.DATA_SYNC else self.journal.path
+        self._judge(stage, code, path)
+        self._advance(seq, drops)
 
     def _make_room(self, wanted: int) -> None:
         """Evict ahead of a group that finds too few durably free slots (a sync of its own)."""
@@ -272,11 +282,10 @@ class Committer:
             victims = VictimList(self.index, short + self.spare)
             if victims.count == 0:
                 return
-            writer = LineWriter()
-            group = self.seq + 1
-            seq = victims.encode(writer, group, group)
+            writer, seq, group, drops = self._begin_group()
+            seq = victims.encode(writer, seq, group)
             try:
-                self._append(writer, seq - 1)
+                self._append(writer, seq, drops)
             except BaseException:
                 victims.spare()
                 raise
@@ -287,58 +296,62 @@ class Committer:
         short = self.spare - self.allocator.free_count
         return VictimList(self.index, short) if short > 0 else None
 
-    def _journal_puts(self, group: CommitGroup, victims: VictimList | None) -> None:
-        writer = LineWriter()
-        seq = self.seq + 1
-        number = seq
-        seq = self._encode_drops(writer, seq, number)
-        drops = seq - number
-        if victims is not None:
-            seq = victims.encode(writer, seq, number)
-        seq = group.encode(writer, seq, number)
-        self._append(writer, seq - 1, drops)
+    def _begin_group(self) -> tuple[LineWriter, int, int, int]:
+        """Start a group's lines with the records of dropped values.
 
-    def _encode_drops(self, writer: LineWriter, seq: int, group: int) -> int:
-        for key, container, slot in list(self.dropped):
-            writer.free("drop", seq, group, key, container, slot)
-            seq += 1
-        return seq
-
-    def _append(self, writer: LineWriter, last_seq: int, drops: int = 0) -> None:
-        """Append the lines, `drops` of them records of dropped values, and make them durable.
-
-        Only then do they count.
+        Returns
+        -------
+        tuple
+            (writer, next sequence number, number of the group, how many drops).
         """
-        if len(writer) == 0:
-            return
-        try:
-            self.journal.append(writer.getvalue())
-        except OSError as error:
-            if getattr(error, "cut_failed", False):
-                raise self.fail(error) from error
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise FullError(
-                    f"no space left for the journal {self.journal.path}; nothing was stored. "
-                    "Remedy: free space on that file system"
-                ) from error
-            raise
-        try:
-            self.journal.sync()
-        except OSError as error:
-            raise self.fail(error) from error
-        self.seq = last_seq
+        writer = LineWriter()
+        group = self.seq + 1
+        drops = list(self.dropped)
+        for at, (key, container, slot) in enumerate(drops):
+            writer.free("drop", group + at, group, key, container, slot)
+        return writer, group + len(drops), group, len(drops)
+
+    def _append(self, writer: LineWriter, next_seq: int, drops: int) -> None:
+        """Append the lines and make them durable; only then do they count."""
+        stage, code = append_lines(self.journal.device, writer)
+        self._judge(stage, code, self.journal.path)
+        self._advance(next_seq, drops)
+
+    def _advance(self, next_seq: int, drops: int) -> None:
+        self.seq = next_seq - 1
         for _ in range(drops):
             self.dropped.popleft()
 
-    def _sync_data(self, containers: list[int]) -> None:
-        for container in containers:
-            try:
-                self.devices[container].sync_data()
-            except OSError as error:
-                raise self.fail(error) from error
-            if self._direct and not self.devices[container].direct:
-                self._direct = False
-                self._on_buffered(self.devices[container])
+    def _judge(self, stage: Stage, code: int, path: str) -> None:
+        """Raise what a commit's end means.
+
+        Raises
+        ------
+        FullError, OSError, MemoryError
+            Nothing was appended; the store goes on.
+        FailedError
+            What is durable is no longer known; the store is read-only.
+        """
+        if stage is Stage.DONE:
+            return
+        if stage is Stage.NO_MEMORY:
+            raise MemoryError("no memory for journal lines")
+        error = os_error(code, path)
+        if stage is not Stage.APPEND:
+            raise self.fail(error) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FullError(
+                f"no space left for the journal {path}; nothing was stored. "
+                "Remedy: free space on that file system"
+            ) from error
+        raise error
+
+    def _notice_buffered(self, group: CommitGroup) -> None:
+        """Tell once when a file system took O_DIRECT back after the trial at open."""
+        container = group.buffered_container()
+        if container is not None:
+            self._direct = False
+            self._on_buffered(self.devices[container])
 
     def fail(self, error: OSError) -> FailedError:
         """Turn the store read-only: a sync that failed once proves nothing when it works later."""

@@ -59,6 +59,8 @@ class Journal:
 
     Attributes
     ----------
+    device : Device
+        The open file; a commit appends to it and syncs it (io/commit_group.pyx).
     base_seq : int
         The first sequence number this file may hold.
 
@@ -68,47 +70,23 @@ class Journal:
     """
 
     def __init__(self, device: Device, base_seq: int) -> None:
-        self._device = device
+        self.device = device
         self.base_seq = base_seq
 
     @property
     def size_bytes(self) -> int:
-        return self._device.size_bytes
+        return self.device.size_bytes
 
     @property
     def path(self) -> str:
-        return self._device.path
+        return self.device.path
 
     def read_from(self, offset_bytes: int) -> bytes:
         """Return what was appended from an offset on."""
-        return self._device.read_at(offset_bytes, self._device.size_bytes - offset_bytes)
-
-    def append(self, lines: bytes) -> None:
-        """Append whole lines; on an error the file is cut back to what it was.
-
-        Raises
-        ------
-        OSError
-            The append failed and nothing of it remains; when even the cut fails, that error is
-            raised, with `cut_failed` set on it.
-        """
-        before = self._device.size_bytes
-        try:
-            self._device.append(lines)
-        except OSError as error:
-            try:
-                self._device.truncate(before)
-            except OSError as second:
-                second.cut_failed = True  # type: ignore[attr-defined]
-                raise second from error
-            raise
-
-    def sync(self) -> None:
-        """Make everything appended durable."""
-        self._device.sync_data()
+        return self.device.read_at(offset_bytes, self.device.size_bytes - offset_bytes)
 
     def close(self) -> None:
-        self._device.close()
+        self.device.close()
 
 
 def create_journal(

@@ -152,9 +152,10 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(
     script = (
         "import sys, os, time, tablespace\n"
         "s = tablespace.open(sys.argv[1], max_bytes='256K', slot_bytes='4K')\n"
+        "ready, tell = os.pipe()\n"
         "pid = os.fork()\n"
-        "if pid == 0:\n    os.read(0, 1)\n    os._exit(0)\n"
-        "print(pid, flush=True)\nos._exit(0)\n"
+        "if pid == 0:\n    os.write(tell, b'x')\n    os.read(0, 1)\n    os._exit(0)\n"
+        "os.read(ready, 1)\nprint(pid, flush=True)\nos._exit(0)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "region")],

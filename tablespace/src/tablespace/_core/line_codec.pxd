@@ -27,15 +27,15 @@ cdef class LineWriter:
     cdef char *data       # owned, freed in __dealloc__
     cdef size_t used
     cdef size_t capacity
-    cdef int room(self, size_t more) except -1
+    cdef int room(self, size_t more) noexcept nogil
     cdef char *begin(self, uint64_t seq, uint64_t group, const char *kind, size_t kind_length,
                      const uint8_t *key, size_t key_length, uint32_t container,
-                     uint32_t slot) except NULL
+                     uint32_t slot) noexcept nogil
     cdef int put_line(self, uint64_t seq, uint64_t group, const uint8_t *key, size_t key_length,
                       uint32_t container, uint32_t slot, uint32_t length, uint64_t check,
-                      const uint8_t *metadata, size_t metadata_length) except -1
+                      const uint8_t *metadata, size_t metadata_length) noexcept nogil
     cdef int free_line(self, RecordKind kind, uint64_t seq, uint64_t group, const uint8_t *key,
-                       size_t key_length, uint32_t container, uint32_t slot) except -1
+                       size_t key_length, uint32_t container, uint32_t slot) noexcept nogil
 
 
 cdef bint line_is_whole(const char *line, size_t length) noexcept nogil

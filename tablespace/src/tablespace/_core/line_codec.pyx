@@ -7,6 +7,7 @@ digits) of every byte before ``,"line":``.  docs/format.md specifies each member
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport ENOMEM
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
@@ -15,6 +16,7 @@ from tablespace._core.checksum cimport xxh3_64
 
 # The longest record: two names of 255 bytes in hex and some 200 bytes around them.
 MAX_LINE_BYTES = 4096
+cdef size_t LONGEST_LINE = 4096
 # A snapshot chunk: 4096 entries with the longest keys and metadata.
 cdef size_t MAX_ANY_LINE_BYTES = 8 << 20
 cdef size_t TRAILER_BYTES = 27      # ,"line":"0123456789abcdef"}
@@ -92,7 +94,8 @@ cdef class LineWriter:
         """Return the lines written so far as bytes."""
         return PyBytes_FromStringAndSize(self.data, self.used)
 
-    cdef int room(self, size_t more) except -1:
+    cdef int room(self, size_t more) noexcept nogil:
+        """Make room for `more` bytes; 0, or -ENOMEM."""
         cdef char *grown
         cdef size_t capacity = self.capacity
         while self.used + more > capacity:
@@ -100,16 +103,17 @@ cdef class LineWriter:
         if capacity != self.capacity:
             grown = <char *>realloc(self.data, capacity)
             if grown == NULL:
-                raise MemoryError()
+                return -ENOMEM
             self.data = grown
             self.capacity = capacity
         return 0
 
     cdef char *begin(self, uint64_t seq, uint64_t group, const char *kind, size_t kind_length,
                      const uint8_t *key, size_t key_length, uint32_t container,
-                     uint32_t slot) except NULL:
-        """Write what all records share at the end of the buffer; return where the line goes on."""
-        self.room(MAX_LINE_BYTES)
+                     uint32_t slot) noexcept nogil:
+        """Write what all records share; return where the line goes on, or NULL without memory."""
+        if self.room(LONGEST_LINE) < 0:
+            return NULL
         cdef char *out = self.data + self.used
         out += write_text(out, b'{"seq":', 7)
         out += write_number(out, seq)
@@ -128,8 +132,10 @@ cdef class LineWriter:
 
     cdef int put_line(self, uint64_t seq, uint64_t group, const uint8_t *key, size_t key_length,
                       uint32_t container, uint32_t slot, uint32_t length, uint64_t check,
-                      const uint8_t *metadata, size_t metadata_length) except -1:
+                      const uint8_t *metadata, size_t metadata_length) noexcept nogil:
         cdef char *out = self.begin(seq, group, b"put", 3, key, key_length, container, slot)
+        if out == NULL:
+            return -ENOMEM
         out += write_text(out, b',"len":', 7)
         out += write_number(out, length)
         out += write_text(out, b',"xxh3":"', 9)
@@ -143,7 +149,7 @@ cdef class LineWriter:
         return 0
 
     cdef int free_line(self, RecordKind kind, uint64_t seq, uint64_t group, const uint8_t *key,
-                       size_t key_length, uint32_t container, uint32_t slot) except -1:
+                       size_t key_length, uint32_t container, uint32_t slot) noexcept nogil:
         cdef const char *name = b"delete"
         cdef size_t name_length = 6
         cdef char *out
@@ -154,14 +160,18 @@ cdef class LineWriter:
             name = b"drop"
             name_length = 4
         out = self.begin(seq, group, name, name_length, key, key_length, container, slot)
+        if out == NULL:
+            return -ENOMEM
         self.used += seal_line(self.data + self.used, out - (self.data + self.used))
         return 0
 
     def put(self, seq, group, bytes key, container, slot, length, check, metadata=None):
         """Append one ``put`` record."""
         cdef bytes extra = metadata or b""
-        self.put_line(seq, group, <const uint8_t *>PyBytes_AS_STRING(key), len(key), container,
-                      slot, length, check, <const uint8_t *>PyBytes_AS_STRING(extra), len(extra))
+        if self.put_line(seq, group, <const uint8_t *>PyBytes_AS_STRING(key), len(key), container,
+                         slot, length, check, <const uint8_t *>PyBytes_AS_STRING(extra),
+                         len(extra)) < 0:
+            raise MemoryError()
 
     def free(self, kind, seq, group, bytes key, container, slot):
         """Append one record that frees a slot; `kind` is "evict", "delete" or "drop"."""
@@ -174,8 +184,9 @@ cdef class LineWriter:
             code = RECORD_DROP
         else:
             raise ValueError(f"unknown kind {kind!r}")
-        self.free_line(code, seq, group, <const uint8_t *>PyBytes_AS_STRING(key), len(key),
-                       container, slot)
+        if self.free_line(code, seq, group, <const uint8_t *>PyBytes_AS_STRING(key), len(key),
+                          container, slot) < 0:
+            raise MemoryError()
 
 
 def seal(bytes body):

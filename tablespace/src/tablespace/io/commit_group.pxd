@@ -1,7 +1,8 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from tablespace.io.device cimport IoQueue
+from tablespace._core.line_codec cimport LineWriter
+from tablespace.io.device cimport Device, IoContext, IoQueue
 
 
 cdef struct Block:
@@ -35,6 +36,10 @@ cdef class CommitGroup:
     cdef void **devices           # borrowed from `device_list`, by container
     cdef list device_list
     cdef uint64_t slot_size
+    cdef int commit_all(self, IoContext context, Device journal, LineWriter writer, uint64_t *seq,
+                        uint64_t group, int *code, uint32_t *container) noexcept nogil
+    cdef int sync_containers(self, uint32_t *container) noexcept nogil
+    cdef int encode(self, LineWriter writer, uint64_t *seq, uint64_t group) noexcept nogil
     cdef int write_all(self, IoQueue queue, unsigned char *staging,
                        size_t staging_bytes) noexcept nogil
     cdef uint32_t memory_alignment(self, uint32_t container) noexcept nogil

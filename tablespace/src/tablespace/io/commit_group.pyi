@@ -1,3 +1,4 @@
+import enum
 from typing import Any
 
 from typing_extensions import Buffer
@@ -6,6 +7,17 @@ from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.slot_allocator import SlotAllocator
 from tablespace.io.device import Device, IoContext
+
+class Stage(enum.IntEnum):
+    DONE = 0
+    QUEUE_BROKE = 1
+    DATA_SYNC = 2
+    NO_MEMORY = 3
+    APPEND = 4
+    CUT = 5
+    JOURNAL_SYNC = 6
+
+def append_lines(journal: Device, writer: LineWriter) -> tuple[Stage, int]: ...
 
 class PutRequest:
     count: int
@@ -23,9 +35,10 @@ class CommitGroup:
     count: int
     def __init__(self, requests: list[PutRequest], devices: list[Device]) -> None: ...
     def place(self, allocator: SlotAllocator) -> int: ...
-    def write(self, context: IoContext) -> int: ...
-    def containers(self) -> list[int]: ...
-    def encode(self, writer: LineWriter, seq: int, group: int) -> int: ...
+    def commit(
+        self, context: IoContext, journal: Device, writer: LineWriter, seq: int, group: int
+    ) -> tuple[Stage, int, int, int]: ...
+    def buffered_container(self) -> int | None: ...
     def publish(self, index: KeyIndex) -> int: ...
     def abandon(self, allocator: SlotAllocator, code: int) -> None: ...
 

@@ -2,6 +2,7 @@
 # C arrays only, every index below `count`.
 """The blocks of one commit: placed, copied, summed, written, journalled and published together."""
 
+import enum
 import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -26,6 +27,60 @@ cdef uint32_t SUBMIT_EVERY = 8
 cdef uint64_t PAD_BYTES = 4096
 cdef enum:
     REAP_LIMIT = 64
+
+
+
+class Stage(enum.IntEnum):
+    """How far a commit came; a caller treats each failure differently."""
+
+    DONE = 0
+    QUEUE_BROKE = 1       # transfers may be in flight for ever
+    DATA_SYNC = 2
+    NO_MEMORY = 3         # nothing was appended
+    APPEND = 4            # the journal is what it was before
+    CUT = 5               # a failed append could not be taken back
+    JOURNAL_SYNC = 6
+
+
+cdef enum:
+    STAGE_DONE = 0
+    STAGE_QUEUE_BROKE = 1
+    STAGE_DATA_SYNC = 2
+    STAGE_NO_MEMORY = 3
+    STAGE_APPEND = 4
+    STAGE_CUT = 5
+    STAGE_JOURNAL_SYNC = 6
+
+
+cdef int append_durably(Device journal, LineWriter writer, int *code) noexcept nogil:
+    """Append the lines and sync; return the stage reached, with its -errno in `code`."""
+    cdef uint64_t before = journal.size_bytes
+    cdef int cut
+    if writer.used == 0:
+        return STAGE_DONE
+    code[0] = <int>min(<int64_t>0, journal.extend(writer.data, writer.used))
+    if code[0] < 0:
+        cut = journal.do_truncate(before)
+        if cut < 0:
+            code[0] = cut
+            return STAGE_CUT
+        return STAGE_APPEND
+    code[0] = journal.sync()
+    return STAGE_DONE if code[0] == 0 else STAGE_JOURNAL_SYNC
+
+
+def append_lines(Device journal not None, LineWriter writer not None):
+    """Append journal lines and make them durable, with the GIL released.
+
+    Returns
+    -------
+    tuple
+        (Stage, -errno or 0).
+    """
+    cdef int code = 0, stage
+    with nogil:
+        stage = append_durably(journal, writer, &code)
+    return Stage(stage), code
 
 
 cdef class PutRequest:
@@ -125,8 +180,8 @@ cdef class CommitGroup:
 
     Notes
     -----
-    The store calls `place`, `write`, (syncs), `encode`, (journal), `publish` in this order, or
-    `abandon` when something failed before the journal append.
+    The store calls `place`, `commit`, `publish` in this order, or `abandon` when `commit` ended
+    before anything was in the journal.
     """
 
     def __cinit__(self, list requests not None, list devices not None):
@@ -168,25 +223,65 @@ cdef class CommitGroup:
         free(places)
         return got
 
-    def write(self, IoContext context not None):
-        """Copy, sum and write every placed block; return how many failed.
+    def commit(self, IoContext context not None, Device journal not None,
+               LineWriter writer not None, uint64_t seq, uint64_t group):
+        """Write, sync, append, sync: everything between `place` and `publish`, without the GIL.
 
-        Raises
-        ------
-        OSError
-            When the queue itself broke: its buffers may still be in flight, so the context must
-            be kept and never used again.
+        Parameters
+        ----------
+        writer : LineWriter
+            Lines of this group that come before those of the blocks (drops, evictions).
+        seq, group : int
+            The number of the first block's record, and of the group.
+
+        Returns
+        -------
+        tuple
+            (Stage, -errno or 0, container whose sync failed, next sequence number).  One call for
+            all of it, since each taking back of the GIL waits for other threads.
         """
-        cdef int code
-        cdef uint32_t at, failed = 0
+        cdef int code = 0, stage
+        cdef uint32_t container = 0
         with nogil:
-            code = self.write_all(context.queue, context.staging.data, context.staging.size_bytes)
-        if code < 0:
-            raise OSError(-code, os.strerror(-code), "IO queue")
+            stage = self.commit_all(context, journal, writer, &seq, group, &code, &container)
+        return Stage(stage), code, container, seq
+
+    cdef int commit_all(self, IoContext context, Device journal, LineWriter writer, uint64_t *seq,
+                        uint64_t group, int *code, uint32_t *container) noexcept nogil:
+        code[0] = self.write_all(context.queue, context.staging.data, context.staging.size_bytes)
+        if code[0] < 0:
+            return STAGE_QUEUE_BROKE
+        code[0] = self.sync_containers(container)
+        if code[0] < 0:
+            return STAGE_DATA_SYNC
+        code[0] = self.encode(writer, seq, group)
+        if code[0] < 0:
+            return STAGE_NO_MEMORY
+        return append_durably(journal, writer, code)
+
+    cdef int sync_containers(self, uint32_t *container) noexcept nogil:
+        """Sync every container that holds blocks of this group; 0, or -errno and which failed."""
+        cdef uint32_t at, before, which
+        cdef bint synced
+        cdef int code
         for at in range(self.count):
-            if self.blocks[at].result < 0 and self.blocks[at].result != -ENOSPC:
-                failed += 1
-        return failed
+            if self.blocks[at].result <= 0:
+                continue
+            which = location_container(self.blocks[at].location)
+            synced = False
+            # Blocks of one container stand together, so the look back is short.
+            before = at
+            while before > 0 and not synced:
+                before -= 1
+                synced = (self.blocks[before].result > 0
+                          and location_container(self.blocks[before].location) == which)
+            if synced:
+                continue
+            container[0] = which
+            code = (<Device>self.devices[which]).sync()
+            if code < 0:
+                return code
+        return 0
 
     cdef int write_all(self, IoQueue queue, unsigned char *staging,
                        size_t staging_bytes) noexcept nogil:
@@ -314,29 +409,33 @@ cdef class CommitGroup:
                 free_frames[0] += 1
         return 0
 
-    def containers(self):
-        """Return the indices of the containers that hold blocks written by this group."""
-        cdef set out = set()
-        cdef uint32_t at
-        for at in range(self.count):
-            if self.blocks[at].result > 0:
-                out.add(location_container(self.blocks[at].location))
-        return sorted(out)
-
-    def encode(self, LineWriter writer not None, uint64_t seq, uint64_t group):
-        """Append the record of every written block; return the next sequence number."""
+    cdef int encode(self, LineWriter writer, uint64_t *seq, uint64_t group) noexcept nogil:
+        """Add the record of every written block, numbered from `seq` on; 0, or -ENOMEM."""
         cdef Block *block
         cdef uint32_t at
+        cdef int code
         for at in range(self.count):
             block = self.blocks[at]
             if block.result < 0:
                 continue
-            block.seq = seq
-            writer.put_line(seq, group, block.key, block.key_length,
-                            location_container(block.location), location_slot(block.location),
-                            block.length, block.check, block.metadata, block.metadata_length)
-            seq += 1
-        return seq
+            block.seq = seq[0]
+            code = writer.put_line(
+                seq[0], group, block.key, block.key_length, location_container(block.location),
+                location_slot(block.location), block.length, block.check, block.metadata,
+                block.metadata_length)
+            if code < 0:
+                return code
+            seq[0] += 1
+        return 0
+
+    def buffered_container(self):
+        """Return a container of this group that is reached through the page cache, or None."""
+        cdef uint32_t at, which
+        for at in range(self.count):
+            which = location_container(self.blocks[at].location)
+            if self.blocks[at].result > 0 and not (<Device>self.devices[which]).direct:
+                return which
+        return None
 
     def publish(self, KeyIndex index not None):
         """Enter every written block into the index; give back the slots of those that failed."""
@@ -387,8 +486,10 @@ cdef class VictimList:
             entry = self.index.entry(self.ids[at])
             if not (entry.flags & ENTRY_LIVE and entry.flags & ENTRY_EVICTING):
                 continue  # A reader found it damaged meanwhile: its own record follows.
-            writer.free_line(RECORD_EVICT, seq, group, entry.name, entry.key_length,
-                             location_container(entry.location), location_slot(entry.location))
+            if writer.free_line(
+                    RECORD_EVICT, seq, group, entry.name, entry.key_length,
+                    location_container(entry.location), location_slot(entry.location)) < 0:
+                raise MemoryError()
             seq += 1
         return seq
 

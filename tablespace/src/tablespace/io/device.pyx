@@ -120,6 +120,23 @@ cdef class Device:
             return -ENXIO
         return self.do_sync()
 
+    cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil:
+        """Write at the end of the file, which grows by it; return the bytes, or -errno.
+
+        On an error the file's length is undefined; `size_bytes` is the length before.
+        """
+        cdef uint64_t start = self.size_bytes
+        cdef int64_t code
+        if self.closed:
+            return -ENXIO
+        if length == 0:
+            return 0
+        code = self.finish(IO_WRITE, <void *>buffer, length, start,
+                           self.do_write(buffer, length, start))
+        if code >= 0:
+            self.size_bytes = start + length
+        return code
+
     # The same from Python, raising OSError: for what is not on the hot path.
 
     def read_at(self, uint64_t offset, size_t length):
@@ -152,19 +169,11 @@ cdef class Device:
         On an error the file's length is undefined; `size_bytes` is the length before.
         """
         cdef Py_buffer view
-        cdef uint64_t start = self.size_bytes
         cdef int64_t code
-        if self.closed:
-            raise os_error(-ENXIO, self.path)
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
-            if view.len == 0:
-                return
             with nogil:
-                code = self.finish(IO_WRITE, view.buf, view.len, start,
-                                   self.do_write(view.buf, view.len, start))
-            if code >= 0:
-                self.size_bytes = start + view.len
+                code = self.extend(view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
         if code < 0:
