@@ -20,7 +20,7 @@ from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueu
 cdef uint64_t PAD_BYTES = 4096
 # Completed reads are replaced in the queue at the latest after this many.
 cdef enum:
-    REFILL_EVERY = 4
+    REAP_LIMIT = 4
 
 cdef struct Read:
     Py_buffer view         # the caller's buffer, while `held`
@@ -167,66 +167,76 @@ cdef class ReadBatch:
                       size_t staging_bytes) noexcept nogil:
         cdef uint32_t frames = <uint32_t>(staging_bytes // self.slot_bytes)
         cdef uint32_t *stack = <uint32_t *>malloc((frames + 1) * sizeof(uint32_t))
-        cdef uint32_t free_frames = frames, at = 0
-        cdef Completion done[REFILL_EVERY]
+        cdef uint32_t free_frames = frames, at
+        cdef Completion done[REAP_LIMIT]
         cdef Read *read
-        cdef size_t padded
         cdef int code = 0, got, item
         if stack == NULL or frames == 0:
             free(stack)
             return -ENOMEM
         for at in range(frames):
             stack[at] = frames - 1 - at
-        at = 0
-        while code >= 0:
-            while at < self.count and queue.in_flight < queue.depth:
-                read = &self.reads[at]
-                if read.entry < 0:
-                    at += 1
-                    continue
-                if read.length == 0:
-                    read.result = 0 if not self.verify or read.check == xxh3_64(b"", 0) else -EILSEQ
-                    at += 1
-                    continue
-                padded = self.padded_length(read)
-                if (read.room >= padded and
-                        <size_t>read.target % self.memory_alignment(read) == 0):
-                    read.buffer = read.target
-                elif free_frames:
-                    free_frames -= 1
-                    read.frame = <int32_t>stack[free_frames]
-                    read.buffer = staging + read.frame * self.slot_bytes
-                else:
-                    break
-                code = self.push(queue, read, padded, at)
-                if code < 0:
-                    read.result = code
-                    code = 0
-                    if read.frame >= 0:
-                        stack[free_frames] = <uint32_t>read.frame
-                        free_frames += 1
-                        read.frame = -1
-                at += 1
-            if queue.in_flight == 0:
-                if at >= self.count:
-                    break
-                continue
+        at = self.fill(queue, 0, staging, stack, &free_frames)
+        while queue.in_flight:
             code = queue.submit()
             if code < 0:
                 break
-            got = queue.reap(done, REFILL_EVERY, 1)
+            got = queue.reap(done, REAP_LIMIT, 1)
             if got < 0:
                 code = got
                 break
+            # The next reads start before these are verified, so that the disk never waits for us.
+            at = self.fill(queue, at, staging, stack, &free_frames)
+            code = queue.submit()
+            if code < 0:
+                break
             for item in range(got):
                 read = &self.reads[done[item].tag]
-                self.complete(read, done[item].result, staging)
+                self.complete(read, done[item].result)
                 if read.frame >= 0:
                     stack[free_frames] = <uint32_t>read.frame
                     free_frames += 1
                     read.frame = -1
+            if queue.in_flight == 0:
+                at = self.fill(queue, at, staging, stack, &free_frames)
         free(stack)
         return code if code < 0 else 0
+
+    cdef uint32_t fill(self, IoQueue queue, uint32_t at, unsigned char *staging, uint32_t *stack,
+                       uint32_t *free_frames) noexcept nogil:
+        """Push reads from number `at` on while queue and staging have room; return the next."""
+        cdef Read *read
+        cdef size_t padded
+        cdef int code
+        while at < self.count and queue.in_flight < queue.depth:
+            read = &self.reads[at]
+            if read.entry < 0:
+                at += 1
+                continue
+            if read.length == 0:
+                read.result = 0
+                if self.verify and read.check != xxh3_64(b"", 0):
+                    read.result = -EILSEQ
+                at += 1
+                continue
+            padded = self.padded_length(read)
+            if read.room >= padded and <size_t>read.target % self.memory_alignment(read) == 0:
+                read.buffer = read.target
+            elif free_frames[0]:
+                free_frames[0] -= 1
+                read.frame = <int32_t>stack[free_frames[0]]
+                read.buffer = staging + read.frame * self.slot_bytes
+            else:
+                return at
+            code = self.push(queue, read, padded, at)
+            if code < 0:
+                read.result = code
+                if read.frame >= 0:
+                    stack[free_frames[0]] = <uint32_t>read.frame
+                    free_frames[0] += 1
+                    read.frame = -1
+            at += 1
+        return at
 
     cdef size_t padded_length(self, Read *read) noexcept nogil:
         """What a transfer of this value must be long: whole blocks where the device is direct."""
@@ -240,7 +250,7 @@ cdef class ReadBatch:
         return queue.push(<Device>self.devices[location_container(read.location)], IO_READ,
                           read.buffer, padded, location_slot(read.location) * self.slot_bytes, tag)
 
-    cdef void complete(self, Read *read, int64_t result, unsigned char *staging) noexcept nogil:
+    cdef void complete(self, Read *read, int64_t result) noexcept nogil:
         """Finish a short read, verify, and copy out of staging."""
         cdef size_t padded = self.padded_length(read)
         cdef int tries = 0

@@ -212,7 +212,7 @@ cdef class UringQueue(IoQueue):
                 return <int>got
             if batch:
                 continue
-            sent = submit_and_wait(self.ring, 1)
+            sent = submit_and_wait(self.ring, wait_for - got)
             if sent >= 0:
                 self.unsent -= <uint32_t>sent
             elif sent != -EINTR and sent != -EAGAIN and sent != -EBUSY:
