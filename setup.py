@@ -14,8 +14,6 @@ setup(
         engine,
         "msgspec>=0.19",
         "numpy>=1.24",
-        "pyyaml>=6",
         "rich>=13",
-        "tomli>=2; python_version < '3.11'",
     ]
 )

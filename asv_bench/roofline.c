@@ -137,10 +137,12 @@ double roofline_put(const char *library, const char *directory, int group, long 
     double start = seconds();
     while (written + group <= count) {
         for (int i = 0; i < group; i++)
-            uring.write(uring.sqe(ring), data, blocks + (size_t)i * BLOCK, BLOCK, (uint64_t)(written + i) * BLOCK);
+            uring.write(uring.sqe(ring), data, blocks + (size_t)i * BLOCK, BLOCK,
+                        (uint64_t)(written + i) * BLOCK);
         drain((unsigned)group);
         if (fdatasync(data)) die("fdatasync");
-        if (pwrite(log, lines, (size_t)group * LINE, tail) != (ssize_t)((size_t)group * LINE)) die("log");
+        size_t log_bytes = (size_t)group * LINE;
+        if (pwrite(log, lines, log_bytes, tail) != (ssize_t)log_bytes) die("log");
         if (fdatasync(log)) die("fdatasync");
         tail = (tail + (off_t)group * (off_t)LINE) % LOG_SPAN;
         written += group;
@@ -168,7 +170,8 @@ double roofline_get(const char *library, const char *directory, int depth, long 
             int buffer = idle[--idle_count];
             void *entry = uring.sqe(ring);
             state = state * 6364136223846793005u + 1442695040888963407u;
-            uring.read(entry, data, buffers + (size_t)buffer * BLOCK, BLOCK, ((state >> 33) % slots) * BLOCK);
+            uring.read(entry, data, buffers + (size_t)buffer * BLOCK, BLOCK,
+                       ((state >> 33) % slots) * BLOCK);
             uring.tag(entry, (uint64_t)buffer);
         }
         completion *done[256];

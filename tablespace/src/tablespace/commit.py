@@ -15,12 +15,12 @@ from typing import Any
 
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
-from tablespace.errors import FailedError, FullError, TablespaceError
+from tablespace._core.victim_list import VictimList
+from tablespace.errors import FailedError, FullError
 from tablespace.io.commit_group import (
     CommitGroup,
     PutRequest,
     Stage,
-    VictimList,
     append_lines,
 )
 from tablespace.io.device import Device, IoContext, os_error
@@ -71,7 +71,7 @@ class Committer:
 
     Notes
     -----
-    `run` may be called from any number of threads.  Everything named `_commit…` runs in the one
+    `run` may be called from any number of threads.  Everything named `_commit_...` runs in the one
     thread that leads at the moment.
     """
 
@@ -100,6 +100,9 @@ class Committer:
         self.blocks_written = 0
         self.groups = 0
         self.spare = min(SPARE_GROUPS * MAX_GROUP_BLOCKS, self.allocator.capacity // SPARE_SHARE)
+        # True from before a journal append until its records are in the index: what an exception
+        # from outside interrupts then is neither stored nor not stored.
+        self._in_doubt = False
         # Requests share a commit only while all of it is sure to find room at once.
         self.share_limit = min(MAX_GROUP_BLOCKS, self.allocator.capacity // 4)
         # (key, container, slot) of values found damaged, whose records ride in the next group.
@@ -159,7 +162,7 @@ class Committer:
         try:
             self._commit(batch)
         except BaseException as error:
-            self._note_interruption(batch[0], error)
+            self._note_interruption(error)
             for request in batch:
                 request.error = error
         heir = None
@@ -175,14 +178,13 @@ class Committer:
         if heir is not None:
             heir.release()
 
-    def _note_interruption(self, first: Request, error: BaseException) -> None:
-        """Turn read-only when a commit ended in an exception from outside, such as a signal's.
+    def _note_interruption(self, error: BaseException) -> None:
+        """Turn read-only when an exception from outside, such as a signal's, hit a commit midway.
 
         What reached the journal is then not known, and the next group must not number its
         records as if nothing had.
         """
-        expected = (OSError, TablespaceError, MemoryError)
-        if not isinstance(first, Barrier) and not isinstance(error, expected):
+        if self._in_doubt and self.failed is None:
             self.fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
 
     def _take(self) -> list[Request]:
@@ -237,6 +239,7 @@ class Committer:
         self._append(writer, seq, drops)
         for at, key in found:
             request.removed[at] = self.index.discard(key)
+        self._in_doubt = False
 
     def _commit_puts(self, requests: list[PutRequest]) -> None:
         group = CommitGroup(requests, self.devices)
@@ -250,7 +253,7 @@ class Committer:
         except BaseException as error:
             if victims is not None:
                 victims.spare()
-            if not isinstance(error, FailedError):
+            if not self._in_doubt:
                 # Nothing of this group is in the journal: its slots are free again.
                 group.abandon(self.allocator, getattr(error, "errno", None) or errno.ENOSPC)
             raise
@@ -258,6 +261,7 @@ class Committer:
             self.evictions += victims.publish()
         self.blocks_written += group.publish(self.index)
         self.groups += 1
+        self._in_doubt = False
         if self._direct:
             self._notice_buffered(group)
 
@@ -265,6 +269,7 @@ class Committer:
         writer, seq, number, drops = self._begin_group()
         if victims is not None:
             seq = victims.encode(writer, seq, number)
+        self._in_doubt = True
         stage, code, container, seq = group.commit(
             self.context, self.journal.device, writer, seq, number
         )
@@ -290,6 +295,7 @@ class Committer:
                 victims.spare()
                 raise
             self.evictions += victims.publish()
+            self._in_doubt = False
 
     def _choose_riders(self) -> VictimList | None:
         """Choose victims whose records ride in this group, so that the next one finds room."""
@@ -313,6 +319,7 @@ class Committer:
 
     def _append(self, writer: LineWriter, next_seq: int, drops: int) -> None:
         """Append the lines and make them durable; only then do they count."""
+        self._in_doubt = True
         stage, code = append_lines(self.journal.device, writer)
         self._judge(stage, code, self.journal.path)
         self._advance(next_seq, drops)
@@ -334,6 +341,8 @@ class Committer:
         """
         if stage is Stage.DONE:
             return
+        if stage in (Stage.NO_MEMORY, Stage.APPEND):
+            self._in_doubt = False
         if stage is Stage.NO_MEMORY:
             raise MemoryError("no memory for journal lines")
         error = os_error(code, path)

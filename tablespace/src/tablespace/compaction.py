@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from dataclasses import dataclass, field
@@ -93,6 +94,10 @@ class Compactor:
             )
         except OSError as error:
             raise committer.fail(error) from error
+        except BaseException as error:
+            # A signal's exception: whether the new file is in place is not known.
+            committer.fail(OSError(errno.EINTR, f"a rotation was interrupted by {error!r}"))
+            raise
         old.close()
 
     def consider(self) -> None:

@@ -6,8 +6,10 @@ import msgspec
 
 from tablespace._core.line_codec import MAX_LINE_BYTES, is_whole, seal
 from tablespace.errors import CorruptionError
+from tablespace.header_line import Count, decode_line
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
+from tablespace.layout import Geometry
 from tablespace.region import Region, check_version
 
 JOURNAL_NAME = "index.log"
@@ -17,12 +19,12 @@ JOURNAL_NEW_NAME = "index.log.new"
 
 class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
     tablespace: str
-    format: int
+    format: Count
     region: str
-    slot_bytes: list[int]
-    container_bytes: int
-    containers: int
-    base_seq: int
+    slot_bytes: list[Count]
+    container_bytes: Count
+    containers: Count
+    base_seq: Count
     line: str
 
 
@@ -44,14 +46,38 @@ def decode_header(data: bytes, region: Region, path: str) -> tuple[int, int]:
     if end < 0 or not is_whole(line):
         raise CorruptionError(path, 0, "a journal header with its checksum", repr(line[:40]))
     try:
-        header = msgspec.json.decode(line, type=_HeaderLine)
-    except (msgspec.DecodeError, ValueError) as error:
+        header = decode_line(line, _HeaderLine)
+    except ValueError as error:
         raise CorruptionError(path, 0, "a journal header", str(error)) from error
     if header.tablespace != "journal" or header.region != region.uuid:
         raise CorruptionError(
             path, 0, f"the journal of region {region.uuid}", f"one of {header.region}"
         )
+    shape = region.geometry
+    found = (header.slot_bytes, header.container_bytes, header.containers)
+    if found != ([shape.slot_bytes], shape.container_bytes, shape.containers):
+        raise CorruptionError(path, 0, f"the region's geometry ({shape})", str(found))
     return header.base_seq, end + 1
+
+
+def identify_by_journal(directory: Directory) -> Region | None:
+    """Return the region that a sound journal header names, for a region.json that is lost."""
+    for name in (JOURNAL_NAME, JOURNAL_BACKUP_NAME):
+        if not directory.exists(name):
+            continue
+        device = directory.open(name)
+        try:
+            line = device.read_at(0, min(device.size_bytes, MAX_LINE_BYTES)).split(b"\n", 1)[0]
+        finally:
+            device.close()
+        try:
+            header = decode_line(line, _HeaderLine)
+            shape = Geometry(header.slot_bytes[0], header.container_bytes, header.containers)
+        except (ValueError, IndexError):
+            continue
+        if is_whole(line):
+            return Region(header.region, shape)
+    return None
 
 
 class Journal:

@@ -10,7 +10,7 @@ from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
-from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME
+from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME, identify_by_journal
 from tablespace.layout import Geometry, container_name, format_size, plan_geometry
 from tablespace.recovery import (
     RECOVER_MODES,
@@ -129,7 +129,7 @@ def open_directory(
     lock = RegionLock(directory, break_lock)
     devices: list[Device] = []
     try:
-        region = _read_or_begin(directory, lock, geometry)
+        region = _read_or_begin(directory, lock, geometry, recover_mode)
         directory.make(CONTAINERS)
         choice = choose_io(directory, io_mode, io_engine)
         if region is None:
@@ -151,7 +151,9 @@ def open_directory(
     return store
 
 
-def _read_or_begin(directory: Directory, lock: RegionLock, geometry: Geometry) -> Region | None:
+def _read_or_begin(
+    directory: Directory, lock: RegionLock, geometry: Geometry, mode: str
+) -> Region | None:
     """Return the region there is, or None where one is to be made."""
     if lock.device is None or lock.device.size_bytes == 0:
         problem: CorruptionError | None = None
@@ -163,14 +165,22 @@ def _read_or_begin(directory: Directory, lock: RegionLock, geometry: Geometry) -
         else:
             check_same_geometry(region, geometry, directory.path)
             return region
-    if _holds_records(directory):
-        raise problem or CorruptionError(
-            f"{directory.path}/{REGION_NAME}",
-            0,
-            "the region's identity (its journal is there)",
-            "an empty file",
-        )
-    return None
+    if not _holds_records(directory) or mode == "empty":
+        return None
+    problem = problem or CorruptionError(
+        f"{directory.path}/{REGION_NAME}",
+        0,
+        "the region's identity (its journal is there)",
+        "an empty file",
+    )
+    known = identify_by_journal(directory) if mode == "salvage" else None
+    if known is None:
+        raise problem
+    check_same_geometry(known, geometry, directory.path)
+    logger.warning("%s; identity taken from the journal", problem)
+    lock.write(known)
+    directory.sync()
+    return known
 
 
 def _holds_records(directory: Directory) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from tablespace._core.journal_replay import JournalReplay, later_group_follows, next_line
+from tablespace._core.journal_replay import JournalReplay, later_group_follows, next_record
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.slot_allocator import SlotAllocator
 from tablespace.errors import CorruptionError
@@ -155,18 +155,21 @@ class _Recovery:
         replay.group = 0
         records, base_seq = self.replay_journals(replay)
         self.report.journal_records = replay.applied
-        damaged = bool(self.report.damaged_lines)
-        if damaged or self.report.source != SNAPSHOT_NAME:
-            # Nothing damaged is to be met twice: a fresh snapshot and a fresh journal.
+        size = self.snapshot_size()
+        if self.report.damaged_lines or self.report.source != SNAPSHOT_NAME:
+            # A damaged snapshot or line is not to be met twice.
             size = stage_snapshot(self.directory, encode_snapshot(index, self.region, replay.seq))
             install_snapshot(self.directory, keep_old=self.report.source == SNAPSHOT_NAME)
+        if self.report.damaged_lines:
             journal = rotate_journal(self.directory, self.region, replay.seq + 1)
         else:
+            # All that was replayed, so that an older snapshot goes on telling everything too.
             journal = create_journal(self.directory, self.region, base_seq, records)
-            size = self.snapshot_size()
         return Recovered(index, journal, replay.seq, self.report, size)
 
     def snapshot_size(self) -> int:
+        if not self.directory.exists(SNAPSHOT_NAME):
+            return 0
         device = self.directory.open(SNAPSHOT_NAME)
         try:
             return device.size_bytes
@@ -211,7 +214,7 @@ class _Recovery:
         return data, base_seq, start, path
 
     def replay_journals(self, replay: JournalReplay) -> tuple[bytes, int]:
-        """Replay what the snapshot lacks; return the sound records of the current journal."""
+        """Replay what the snapshot lacks; return the sound records and the first one's number."""
         try:
             current = self.read_journal(JOURNAL_NAME)
         except CorruptionError:
@@ -225,32 +228,39 @@ class _Recovery:
             raise CorruptionError(
                 f"{self.directory.path}/{JOURNAL_NAME}", 0, "a journal", "no such file"
             )
+        older, first_seq = b"", replay.seq + 1
         if current is None or current[1] > replay.seq + 1:
-            self.replay_backup(replay, current is not None)
+            older = self.replay_backup(replay, current is not None)
         if current is None:
-            self.report.notes.append(f"{JOURNAL_NAME} absent, started anew")
-            return b"", replay.seq + 1
+            self.report.notes.append(f"{JOURNAL_NAME} not usable, started anew")
+            return older, first_seq
         data, base_seq, start, path = current
         if base_seq > replay.seq + 1:
             self.gap(replay, base_seq, path)
         records = self.replay_one(replay, data, start, path, last=True)
-        return records, base_seq
+        return older + records, min(base_seq, first_seq)
 
-    def replay_backup(self, replay: JournalReplay, current_exists: bool) -> None:
-        """Replay the journal before the current one, wholly durable when it was rotated."""
+    def replay_backup(self, replay: JournalReplay, current_exists: bool) -> bytes:
+        """Replay the journal before the current one, wholly durable when it was rotated.
+
+        Returns
+        -------
+        bytes
+            Its sound records.
+        """
         try:
             backup = self.read_journal(JOURNAL_BACKUP_NAME)
         except CorruptionError:
             if not self.lenient:
                 raise
             self.report.damaged_lines += 1
-            return
+            return b""
         if backup is None:
-            return
+            return b""
         data, base_seq, start, path = backup
         if base_seq > replay.seq + 1:
             self.gap(replay, base_seq, path)
-        self.replay_one(replay, data, start, path, last=not current_exists)
+        return self.replay_one(replay, data, start, path, last=not current_exists)
 
     def gap(self, replay: JournalReplay, base_seq: int, path: str) -> None:
         if not self.lenient:
@@ -277,6 +287,6 @@ class _Recovery:
             if not self.lenient:
                 raise CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
             self.report.damaged_lines += 1
-            self.report.notes.append(f"{path}: skipped the line at byte {at}: {replay.problem}")
+            self.report.notes.append(f"{path}: skipped the record at byte {at}: {replay.problem}")
             replay.lenient = True
-            at = next_line(data, at)
+            at = next_record(data, at)

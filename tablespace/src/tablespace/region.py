@@ -17,6 +17,7 @@ import msgspec
 
 from tablespace._core.line_codec import is_whole, seal
 from tablespace.errors import BusyError, CorruptionError, FormatVersionError, GeometryError
+from tablespace.header_line import Count, decode_line
 from tablespace.io import host
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
@@ -30,11 +31,11 @@ HOLDER_BYTES = 4096
 
 class _RegionLine(msgspec.Struct, forbid_unknown_fields=True):
     tablespace: str
-    format: int
+    format: Count
     region: str
-    slot_bytes: list[int]
-    container_bytes: int
-    containers: int
+    slot_bytes: list[Count]
+    container_bytes: Count
+    containers: Count
     line: str
 
 
@@ -85,8 +86,8 @@ def check_version(line: bytes, path: str, kind: str) -> None:
         When the line is a header of another version, whatever else it holds.
     """
     try:
-        header = msgspec.json.decode(line, type=_VersionLine)
-    except msgspec.DecodeError:
+        header = decode_line(line, _VersionLine)
+    except ValueError:
         return
     if header.tablespace == kind and header.format != FORMAT_VERSION:
         raise FormatVersionError(
@@ -102,19 +103,21 @@ def decode_region(data: bytes, path: str) -> Region:
     ------
     FormatVersionError, CorruptionError
     """
+    if len(data) < HOLDER_OFFSET:
+        raise CorruptionError(path, len(data), f"{HOLDER_OFFSET} bytes", f"{len(data)}")
     line = data[:HOLDER_OFFSET].split(b"\n", 1)[0].rstrip(b" ")
     check_version(line, path, "region")
     if not is_whole(line):
         raise CorruptionError(path, 0, "a line with its checksum", repr(line[:40]))
     try:
-        header = msgspec.json.decode(line, type=_RegionLine)
+        header = decode_line(line, _RegionLine)
         if header.tablespace != "region" or len(header.slot_bytes) != 1:
             raise ValueError("not a region of one slot size")
         return Region(
             header.region,
             Geometry(header.slot_bytes[0], header.container_bytes, header.containers),
         )
-    except (msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:
         raise CorruptionError(path, 0, "a region header", str(error)) from error
 
 
@@ -223,7 +226,7 @@ def read_holder(device: Device) -> dict[str, Any]:
     try:
         text = device.read_at(HOLDER_OFFSET, HOLDER_BYTES)
         found = msgspec.json.decode(text.strip(b" \n"))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return {}
     writer = found.get("writer") if isinstance(found, dict) else None
     return writer if isinstance(writer, dict) else {}

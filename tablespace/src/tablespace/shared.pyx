@@ -10,7 +10,10 @@ from cpython.buffer cimport (
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
+
+from tablespace._core.checksum cimport xxh3_64
 
 cdef extern from *:
     """
@@ -81,7 +84,8 @@ cdef class SequencedSlots:
     Notes
     -----
     Thread rule: reading methods are safe from any thread and process. Writing methods
-    (`initialise`, `reserve`, `publish`, `set_expires`, `retire`) belong to one thread of one process.
+    (`initialise`, `reserve`, `publish`, `set_expires`, `retire`) belong to one thread of one
+    process.
     """
 
     # Owns a buffer export: `_view.obj` keeps the memory alive until `close` or deallocation.
@@ -352,6 +356,45 @@ def copy_in(destination, Py_ssize_t offset, source):
             PyBuffer_Release(&target)
     finally:
         PyBuffer_Release(&origin)
+
+
+def checksum_many(list buffers not None):
+    """Return the checksum64 of each buffer, giving the GIL away once for all of them.
+
+    One call a buffer would take the GIL back as often, and each time may wait for a busy
+    thread's whole switch interval.
+
+    Parameters
+    ----------
+    buffers : list of contiguous buffers
+        Held, so that their memory stays, until the call returns.
+
+    Returns
+    -------
+    list of int
+    """
+    cdef Py_ssize_t count = len(buffers)
+    cdef Py_ssize_t held = 0
+    cdef Py_ssize_t i
+    if count == 0:
+        return []
+    cdef Py_buffer *views = <Py_buffer *>calloc(count, sizeof(Py_buffer))
+    cdef uint64_t *sums = <uint64_t *>calloc(count, sizeof(uint64_t))
+    try:
+        if views == NULL or sums == NULL:
+            raise MemoryError
+        for i in range(count):
+            PyObject_GetBuffer(buffers[i], &views[i], PyBUF_SIMPLE)
+            held += 1
+        with nogil:
+            for i in range(count):
+                sums[i] = xxh3_64(views[i].buf, views[i].len)
+        return [sums[i] for i in range(count)]
+    finally:
+        for i in range(held):
+            PyBuffer_Release(&views[i])
+        free(views)
+        free(sums)
 
 
 cdef uint64_t *_word(Py_buffer *view, Py_ssize_t offset) except NULL:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import is_whole, seal
 from tablespace._core.snapshot_codec import CHUNK_ENTRIES, encode_chunks, load_chunk
 from tablespace.errors import CorruptionError
+from tablespace.header_line import Count, Line, decode_line
 from tablespace.io.directory import Directory
 from tablespace.region import Region, check_version
 
@@ -24,27 +23,27 @@ _CHUNK_PARTS = 7 + 4 * len(_COLUMNS) + 4
 
 class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
     tablespace: str
-    format: int
+    format: Count
     region: str
-    slot_bytes: list[int]
-    container_bytes: int
-    containers: int
-    seq: int
-    count: int
-    chunks: int
+    slot_bytes: list[Count]
+    container_bytes: Count
+    containers: Count
+    seq: Count
+    count: Count
+    chunks: Count
     line: str
 
 
 class _EndLine(msgspec.Struct, forbid_unknown_fields=True):
-    end: int
-    count: int
+    end: Count
+    count: Count
     line: str
 
 
 class _ChunkHead(msgspec.Struct):
-    chunk: int
-    of: int
-    n: int
+    chunk: Count
+    of: Count
+    n: Count
 
 
 def encode_snapshot(index: KeyIndex, region: Region, seq: int) -> list[bytes]:
@@ -115,9 +114,6 @@ def load_snapshot(directory: Directory, name: str, region: Region, index: KeyInd
     return _Loader(data, device.path, region, index).load()
 
 
-_Line = TypeVar("_Line", bound=msgspec.Struct)
-
-
 class _Loader:
     def __init__(self, data: bytes, path: str, region: Region, index: KeyIndex) -> None:
         self.data = data
@@ -147,10 +143,8 @@ class _Loader:
                 f"the snapshot of region {self.region.uuid}", f"one of {header.region}"
             )
         shape = self.region.geometry
-        if (header.slot_bytes, header.container_bytes) != (
-            [shape.slot_bytes],
-            shape.container_bytes,
-        ):
+        found = (header.slot_bytes, header.container_bytes, header.containers)
+        if found != ([shape.slot_bytes], shape.container_bytes, shape.containers):
             raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
         self.at += len(line) + 1
         for chunk in range(header.chunks):
@@ -163,10 +157,10 @@ class _Loader:
             raise self.damaged(f"{header.count} entries", f"{len(self.index)}")
         return header.seq
 
-    def decode(self, line: bytes, kind: type[_Line]) -> _Line:
+    def decode(self, line: bytes, kind: type[Line]) -> Line:
         try:
-            return msgspec.json.decode(line, type=kind)
-        except (msgspec.DecodeError, ValueError) as error:
+            return decode_line(line, kind)
+        except ValueError as error:
             raise self.damaged("a snapshot line", str(error)) from error
 
     def load_chunk(self, line: bytes, chunk: int, seq: int) -> None:

@@ -52,6 +52,7 @@ class StoreStats:
     misses: int
     evictions: int
     corrupt: int
+    read_errors: int
     bytes_written: int
     bytes_read: int
     groups: int

@@ -83,8 +83,9 @@ class Store:
         self._readers = ContextPool(directory, choice.engine, slot_bytes)
         self._closed: str | None = None
         self._closing = threading.Lock()
-        self._puts = self._gets = self._hits = self._corrupt = 0
-        self._bytes_read = self._bytes_written = 0
+        self._counting = threading.Lock()
+        self._puts = self._gets = self._hits = self._corrupt = self._read_errors = 0
+        self._bytes_read = 0
         fork.watch(self)
 
     # Writing.
@@ -169,8 +170,10 @@ class Store:
     def _commit(self, request: PutRequest) -> list[bool]:
         self._committer.run(request)
         self._compactor.consider()
-        self._puts += request.count
-        return request.outcome()
+        out = request.outcome()
+        with self._counting:
+            self._puts += sum(out)
+        return out
 
     def delete(self, key: bytes) -> bool:
         """Delete a key, durably; return whether it was there."""
@@ -245,17 +248,27 @@ class Store:
             batch.finish()
             raise
         self._readers.give(context)
-        out, suspects, _ = batch.finish()
-        self._gets += len(keys)
-        self._hits += batch.hits
-        self._bytes_read += batch.bytes_read
+        out, suspects, error = batch.finish()
+        with self._counting:
+            self._gets += len(keys)
+            self._hits += batch.hits
+            self._bytes_read += batch.bytes_read
+            first_error = error and not self._read_errors
+            self._read_errors += bool(error)
+        if first_error:
+            logger.warning(
+                "%s: a read failed (%s) and was a miss; said once, counted in read_errors",
+                self._directory.path,
+                os.strerror(error),
+            )
         for key, seq in suspects:
             self._drop(key, seq)
         return out
 
     def _drop(self, key: bytes, seq: int) -> None:
         """Forget a damaged value; its record follows in the next commit, its slot rests."""
-        self._corrupt += 1
+        with self._counting:
+            self._corrupt += 1
         where = self._index.drop_corrupt(key, seq)
         if where is not None:
             self._committer.dropped.append((key, *where))
@@ -352,6 +365,7 @@ class Store:
             misses=self._gets - self._hits,
             evictions=self._committer.evictions,
             corrupt=self._corrupt,
+            read_errors=self._read_errors,
             bytes_written=self._committer.blocks_written * self._slot_bytes,
             bytes_read=self._bytes_read,
             groups=self._committer.groups,

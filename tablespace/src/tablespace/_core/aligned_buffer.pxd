@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 cdef class AlignedBuffer:
     cdef readonly size_t size_bytes
     cdef readonly size_t alignment_bytes
-    cdef unsigned char *data  # owned: an anonymous private mapping, unmapped in __dealloc__ or close
+    cdef unsigned char *data  # owned: a private mapping, until close or __dealloc__
     cdef size_t mapped_bytes
     cdef Py_ssize_t views     # exported buffers still out
     cdef Py_ssize_t shape[1]

@@ -11,8 +11,20 @@ from tablespace._core.key_index cimport KeyIndex
 from tablespace._core.line_codec cimport RECORD_PUT, Record, line_is_whole, parse_record
 from tablespace._core.slot_allocator cimport pack_location
 
+cdef extern from "string.h" nogil:
+    void *memmem(const void *haystack, size_t length, const void *needle, size_t needle_length)
+
 # The longest record line is some 1,300 bytes; anything longer is damage.
 cdef size_t MAX_RECORD_BYTES = 4096
+
+
+cdef const char *RECORD_START = b'{"seq":'
+cdef size_t RECORD_START_BYTES = 7
+
+
+cdef const char *find_record(const char *at, const char *end) noexcept nogil:
+    """Find the next place where a record's text begins, or NULL; keys are hex and hold none."""
+    return <const char *>memmem(at, end - at, RECORD_START, RECORD_START_BYTES)
 
 
 cdef class JournalReplay:
@@ -133,26 +145,32 @@ def later_group_follows(bytes data not None, size_t start, uint64_t bad_seq):
     and has been damaged since.  Without one the bad line is a torn tail.
     """
     cdef const char *base = PyBytes_AS_STRING(data)
-    cdef size_t total = PyBytes_GET_SIZE(data)
-    cdef size_t at = start, length
+    cdef const char *end = base + PyBytes_GET_SIZE(data)
+    cdef const char *at = find_record(base + start, end)
     cdef const char *newline
+    cdef size_t length
     cdef Record record
-    while at < total:
-        newline = <const char *>memchr(base + at, 10, total - at)
-        length = (newline - (base + at)) if newline != NULL else total - at
-        if (0 < length <= MAX_RECORD_BYTES and newline != NULL and line_is_whole(base + at, length)
-                and parse_record(base + at, length, &record) and record.group > bad_seq):
+    while at != NULL:
+        newline = <const char *>memchr(at, 10, end - at)
+        if newline == NULL:
+            return False
+        length = newline - at
+        if (length <= MAX_RECORD_BYTES and line_is_whole(at, length)
+                and parse_record(at, length, &record) and record.group > bad_seq):
             return True
-        at += length + 1
+        at = find_record(at + 1, end)
     return False
 
 
-def next_line(bytes data not None, size_t start):
-    """Return where the line after the one at `start` begins (the end of `data` at most)."""
+def next_record(bytes data not None, size_t start):
+    """Return where the record text after the one at `start` begins (the end of `data` at most).
+
+    Not the next line: a damaged newline joins two lines, and the second may be sound.
+    """
     cdef const char *base = PyBytes_AS_STRING(data)
     cdef size_t total = PyBytes_GET_SIZE(data)
-    cdef const char *newline
-    if start >= total:
+    cdef const char *found
+    if start + 1 >= total:
         return total
-    newline = <const char *>memchr(base + start, 10, total - start)
-    return total if newline == NULL else <size_t>(newline - base) + 1
+    found = find_record(base + start + 1, base + total)
+    return total if found == NULL else <size_t>(found - base)

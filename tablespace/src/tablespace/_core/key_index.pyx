@@ -4,15 +4,27 @@
 
 An entry is 48 bytes, plus its key rounded up to 8, plus 8 bytes of table at a load of at most
 0.8.  Entries never move, so an entry id stays good while it is pinned.
+
+Long because entries, table, recency and pins are one structure whose invariants cross.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_Check,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from tablespace._core.checksum cimport hash_key
-from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot, pack_location
+from tablespace._core.slot_allocator cimport (
+    SlotAllocator,
+    location_container,
+    location_slot,
+    pack_location,
+)
 
 cdef extern from *:
     """
@@ -120,7 +132,8 @@ cdef class KeyIndex:
             memcpy(&self.key_free[kind], out, sizeof(uint8_t *))
             return out
         if self.key_slab_count == 0 or self.key_slab_used + size_bytes > KEY_SLAB_BYTES:
-            grown = <uint8_t **>realloc(self.key_slabs, (self.key_slab_count + 1) * sizeof(uint8_t *))
+            grown = <uint8_t **>realloc(self.key_slabs,
+                                        (self.key_slab_count + 1) * sizeof(uint8_t *))
             if grown == NULL:
                 raise MemoryError()
             self.key_slabs = grown

@@ -344,7 +344,8 @@ def parse(bytes line not None):
     cdef size_t length = PyBytes_GET_SIZE(line)
     if not line_is_whole(data, length) or not parse_record(data, length, &record):
         return None
-    names = {RECORD_PUT: "put", RECORD_EVICT: "evict", RECORD_DELETE: "delete", RECORD_DROP: "drop"}
+    names = {RECORD_PUT: "put", RECORD_EVICT: "evict", RECORD_DELETE: "delete",
+             RECORD_DROP: "drop"}
     out = {
         "op": names[record.kind], "seq": record.seq, "grp": record.group,
         "key": PyBytes_FromStringAndSize(<char *>record.key, record.key_length),

@@ -1,7 +1,7 @@
 """Resolve C functions out of shared objects that other distributions ship.
 
 liburing, mmh3 and xxhash install extension modules that also export their C functions.  Calling
-those costs nanoseconds and needs no GIL; calling their Python wrappers costs microseconds under it.
+those costs nanoseconds and needs no GIL; their Python wrappers cost microseconds under it.
 """
 
 import importlib.util

@@ -15,7 +15,8 @@ cdef struct Block:
     uint64_t location
     uint64_t check
     uint64_t seq
-    int64_t result             # bytes written, or -errno; -ENOSPC when no slot was found
+    int64_t result             # bytes written, or -errno
+    bint placed                # holds a reserved slot until published or abandoned
 
 
 cdef class PutRequest:

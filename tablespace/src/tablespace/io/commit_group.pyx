@@ -7,17 +7,17 @@ import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.errno cimport EAGAIN, ENOMEM, ENOSPC
+from libc.errno cimport EAGAIN, EDQUOT, ENOMEM, ENOSPC
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from tablespace._core.checksum cimport hash_key, xxh3_64
-from tablespace._core.key_index cimport ENTRY_EVICTING, ENTRY_LIVE, Entry, KeyIndex
+from tablespace._core.key_index cimport KeyIndex
 from tablespace._core.key_index import check_key
-from tablespace._core.line_codec cimport RECORD_EVICT, LineWriter
+from tablespace._core.line_codec cimport LineWriter
 from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot
-from tablespace.errors import ValueTooLargeError
+from tablespace.errors import FullError, ValueTooLargeError
 from tablespace.io.device cimport IO_WRITE, Completion, Device, IoContext, IoQueue
 from tablespace.layout import MAX_METADATA_BYTES
 
@@ -154,18 +154,21 @@ cdef class PutRequest:
 
         Raises
         ------
-        OSError
+        OSError, FullError
             For the first block whose write failed; the other blocks are stored.
         """
         cdef uint32_t at
         cdef list out = [True] * self.count
         for at in range(self.count):
-            if self.blocks[at].result < 0:
-                if self.blocks[at].result != -ENOSPC:
-                    code = <int>-self.blocks[at].result
-                    raise OSError(code, os.strerror(code),
-                                  f"block {at} of the put (key {self.keys[at].hex()})")
+            if not self.blocks[at].placed:
                 out[at] = False
+            elif self.blocks[at].result < 0:
+                code = <int>-self.blocks[at].result
+                which = f"block {at} of the put (key {self.keys[at].hex()})"
+                if code == ENOSPC or code == EDQUOT:
+                    raise FullError(f"{os.strerror(code)} while writing {which}; it is not "
+                                    "stored. Remedy: free space on that file system")
+                raise OSError(code, os.strerror(code), which)
         return out
 
 
@@ -215,11 +218,11 @@ cdef class CommitGroup:
             raise MemoryError()
         got = allocator.reserve_run(places, self.count)
         for at in range(self.count):
+            self.blocks[at].placed = at < got
+            self.blocks[at].result = -EAGAIN
             if at < got:
                 self.blocks[at].location = places[at]
                 self.blocks[at].result = 0
-            else:
-                self.blocks[at].result = -ENOSPC
         free(places)
         return got
 
@@ -312,7 +315,7 @@ cdef class CommitGroup:
         for at in range(self.count):
             block = self.blocks[at]
             frame_of[at] = -1
-            if block.result == -ENOSPC:
+            if not block.placed:
                 continue
             if block.length == 0:
                 block.check = xxh3_64(b"", 0)
@@ -448,7 +451,7 @@ cdef class CommitGroup:
                              hash_key(block.key, block.key_length), block.location, block.length,
                              block.check, block.seq)
                 stored += 1
-            elif block.result != -ENOSPC:
+            elif block.placed:
                 index.allocator.release(block.location)
         return stored
 
@@ -456,59 +459,6 @@ cdef class CommitGroup:
         """Give every reserved slot back and mark the blocks failed with `-code`."""
         cdef uint32_t at
         for at in range(self.count):
-            if self.blocks[at].result != -ENOSPC:
+            if self.blocks[at].placed:
                 allocator.release(self.blocks[at].location)
                 self.blocks[at].result = -code
-
-
-cdef class VictimList:
-    """Entries chosen for eviction, still readable until their records are durable."""
-
-    cdef KeyIndex index
-    cdef uint32_t *ids      # owned
-    cdef readonly uint32_t count
-
-    def __cinit__(self, KeyIndex index not None, uint32_t wanted):
-        self.index = index
-        self.ids = <uint32_t *>malloc(max(1, wanted) * sizeof(uint32_t))
-        if self.ids == NULL:
-            raise MemoryError()
-        self.count = index.choose_victims(self.ids, wanted)
-
-    def __dealloc__(self):
-        free(self.ids)
-
-    def encode(self, LineWriter writer not None, uint64_t seq, uint64_t group):
-        """Append an ``evict`` record for each; return the next sequence number."""
-        cdef uint32_t at
-        cdef Entry *entry
-        for at in range(self.count):
-            entry = self.index.entry(self.ids[at])
-            if not (entry.flags & ENTRY_LIVE and entry.flags & ENTRY_EVICTING):
-                continue  # A reader found it damaged meanwhile: its own record follows.
-            if writer.free_line(
-                    RECORD_EVICT, seq, group, entry.name, entry.key_length,
-                    location_container(entry.location), location_slot(entry.location)) < 0:
-                raise MemoryError()
-            seq += 1
-        return seq
-
-    def publish(self):
-        """Remove the victims, whose records are durable; return how many were still there."""
-        cdef uint32_t at, removed = 0
-        cdef Entry *entry
-        for at in range(self.count):
-            entry = self.index.entry(self.ids[at])
-            if entry.flags & ENTRY_LIVE and entry.flags & ENTRY_EVICTING:
-                self.index.remove(self.ids[at])
-                removed += 1
-        return removed
-
-    def spare(self):
-        """Let the victims live: their records were not written."""
-        cdef uint32_t at
-        cdef Entry *entry
-        for at in range(self.count):
-            entry = self.index.entry(self.ids[at])
-            if entry.flags & ENTRY_LIVE:
-                entry.flags &= <uint8_t>(0xFF ^ ENTRY_EVICTING)

@@ -106,7 +106,8 @@ static void pool_push(posix_pool *pool, pool_job job) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit, uint32_t wait_for) {
+static uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit,
+                          uint32_t wait_for) {
     uint32_t got = 0;
     pthread_mutex_lock(&pool->mutex);
     while (pool->done_count < wait_for && got < limit)

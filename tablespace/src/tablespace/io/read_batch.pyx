@@ -5,7 +5,12 @@
 import os
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_Check,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
 from libc.errno cimport EILSEQ, EIO, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -240,7 +245,8 @@ cdef class ReadBatch:
 
     cdef size_t padded_length(self, Read *read) noexcept nogil:
         """What a transfer of this value must be long: whole blocks where the device is direct."""
-        cdef uint32_t unit = (<Device>self.devices[location_container(read.location)]).alignment_bytes
+        cdef uint32_t unit = (
+            <Device>self.devices[location_container(read.location)]).alignment_bytes
         return (read.length + unit - 1) // unit * unit
 
     cdef uint32_t memory_alignment(self, Read *read) noexcept nogil:

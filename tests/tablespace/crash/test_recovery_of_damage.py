@@ -1,0 +1,137 @@
+"""Crashes while a damaged region is being recovered, and crash after crash."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tablespace.layout import Geometry
+from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
+from tablespace.testing import Disk, DiskState, Workload, choices
+from tablespace.testing.crash import open_simulated, tail
+from tablespace.testing.model import audit, read_all
+
+GEOMETRY = Geometry(4096, 16384, 2)
+KEYS = [b"key-%d" % number for number in range(5)]
+
+
+def region_with_two_snapshots() -> Workload:
+    workload = Workload(GEOMETRY, seed=2)
+    workload.put(*KEYS[:3])
+    workload.snapshot()
+    workload.put(KEYS[3], KEYS[0])
+    workload.snapshot()
+    workload.put(KEYS[4])
+    workload.delete(KEYS[1])
+    return workload
+
+
+def damage(disk: Disk, name: str, how: str) -> None:
+    data = disk.read_file(name)
+    if how == "flipped":
+        middle = len(data) // 2
+        disk.write_file(name, data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif how == "cut":
+        disk.write_file(name, data[: len(data) // 2])
+    elif how == "empty":
+        disk.write_file(name, b"")
+    else:
+        folder, last = disk.resolve(name)
+        disk.set_names(folder, (last, None))
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "absent"])
+def test_a_crash_while_opening_from_the_older_snapshot_leaves_a_region_that_opens(
+    how: str,
+) -> None:
+    """Recovery from .bak gave the damaged snapshot the name of the good one before the new one
+    was in place: a crash between left two damaged names."""
+    workload = region_with_two_snapshots()
+    damaged = workload.disk.survivor()
+    damage(damaged, SNAPSHOT_NAME, how)
+    first = damaged.survivor()
+    store = open_simulated(first, GEOMETRY)
+    assert store.stats().recovery.source == SNAPSHOT_BACKUP_NAME
+    values = read_all(store, KEYS)
+    workload.recorder.judge(values, workload.recorder.allowed)
+    state, images = DiskState(first), 0
+    for stop in range(first.clock + 1):
+        state.advance_to(stop)
+        for choice in choices(state, 16, random.Random(stop)):
+            images += 1
+            again = open_simulated(state.image(choice), GEOMETRY)
+            audit(again, recovered=True)
+            assert read_all(again, KEYS) == values, (stop, str(choice), tail(state))
+        # The process dies instead: every change so far is visible.
+    print(f"{how}: {images} images")
+    assert images > 20
+
+
+def test_the_process_may_die_at_every_step_of_a_recovery() -> None:
+    workload = region_with_two_snapshots()
+    damaged = workload.disk.survivor()
+    damage(damaged, SNAPSHOT_NAME, "flipped")
+    first = damaged.survivor()
+    values = read_all(open_simulated(first, GEOMETRY), KEYS)
+    steps: list[Disk] = []
+    second = damaged.survivor()
+    second.observer = lambda kind, label: steps.append(second.survivor())
+    open_simulated(second, GEOMETRY)
+    second.observer = None
+    for number, left in enumerate(steps):
+        assert read_all(open_simulated(left, GEOMETRY), KEYS) == values, number
+    assert len(steps) > 10
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_power_loss_after_power_loss_keeps_what_was_recovered(seed: int) -> None:
+    """A torn tail is cut, the next records follow the cut, the next crash loses none of them."""
+    workload = Workload(GEOMETRY, evict=seed % 2 == 1, seed=seed)
+    keys = [b"key-%02d" % number for number in range(12)] if seed % 2 else KEYS
+    kept = []
+    for turn in range(25):
+        workload.random(workload.chance.randint(1, 4), keys, reopen=False)
+        kept.append(str(workload.power_loss(seed * 1000 + turn)))
+    assert len(set(kept)) > 3
+
+
+@pytest.mark.parametrize("sector_bytes", [512, 4096])
+def test_appends_after_a_torn_tail_are_all_kept(sector_bytes: int) -> None:
+    from tablespace.testing import Choice
+
+    cut = 0
+    for seed in range(40):
+        workload = Workload(GEOMETRY, seed=seed)
+        workload.put(*KEYS[:2])
+        # The journal's write of the next commit is torn: stop right before its sync.
+        clocks: list[int] = []
+
+        def note(kind: str, label: str, workload: Workload = workload,
+                 clocks: list[int] = clocks) -> None:
+            if kind == "sync" and label.startswith("index.log"):
+                clocks.append(workload.disk.clock)
+
+        workload.disk.observer = note
+        workload.put(KEYS[2], KEYS[3], KEYS[0], KEYS[1])
+        workload.disk.observer = None
+        state = DiskState(workload.disk)
+        state.advance_to(clocks[-1])
+        data = [at for at, unit in enumerate(state.pending) if unit.kind == "data"]
+        grow = frozenset(at for at, unit in enumerate(state.pending) if unit.kind == "grow")
+        image = state.image(Choice(grow, ((data[-1], sector_bytes, seed),)))
+        recorder = workload.recorder
+        allowed = recorder.allowed_at(clocks[-1])
+        workload.disk = recorder.disk = image
+        workload.open()
+        store = recorder.store
+        assert store is not None
+        recorder.judge(read_all(store, KEYS), allowed)
+        cut += store.stats().recovery.torn_bytes > 0
+        values = read_all(store, KEYS)
+        store.put(b"after", b"the tail")
+        values[b"after"] = b"the tail"
+        for _ in range(2):
+            again = open_simulated(image.survivor(), GEOMETRY)
+            assert read_all(again, [*KEYS, b"after"]) == values, seed
+            again.close()
+    assert cut >= 10
