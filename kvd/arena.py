@@ -83,8 +83,15 @@ class Arena:
         self._index = mmap.mmap(self.index_fd, index_bytes(slot_count))
         self._data = mmap.mmap(self.data_fd, self.data_bytes)
         HEADER.pack_into(
-            self._index, 0, MAGIC, LAYOUT_VERSION, slot_count, slot_bytes, RECORDS_OFFSET,
-            self.data_bytes, self.uuid.bytes,
+            self._index,
+            0,
+            MAGIC,
+            LAYOUT_VERSION,
+            slot_count,
+            slot_bytes,
+            RECORDS_OFFSET,
+            self.data_bytes,
+            self.uuid.bytes,
         )
         self.records = SequencedSlots(
             self._index, slot_count, offset=RECORDS_OFFSET, writable=True

@@ -7,56 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
-
-from tablespace import TablespaceError
 
 from kvd import protocol
-from kvd.block import RETENTION_BY_NAME, Block, Retention
+from kvd.block import Block
 from kvd.errors import ProtocolError
+from kvd.frames import MAX_FRAME_BYTES
 from kvd.long_tier import LongTier
-from kvd.memory_tier import MemoryTier, boot_clock_ns
+from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
-from kvd.promotion import Promoter
-from kvd.reservations import Reservations
+from kvd.promotion import Loose, Promoter
 from kvd.results import Cleared, Flushed, Location
 from kvd.session import Session
+from kvd.storing import CacheCounters, Storing
 from kvd.write_back import WriteBack
+from tablespace import TablespaceError
 
-MAX_CHECKSUM = (1 << 64) - 1
 # Slots kept within reach by writing short blocks ahead of their eviction.
-REACH_SHARE = 16
+REACH_SHARE = 8
 MAX_REACH_SLOTS = 256
+# Half a frame: what one reply may carry inline, with room for what the long tier adds.
+MAX_INLINE_BYTES = MAX_FRAME_BYTES // 2
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class CacheCounters:
-    """What was asked of the cache as a whole."""
-
-    sets: int = 0
-    stored: int = 0
-    refreshed: int = 0
-    gets: int = 0
-    hits: int = 0
-    deletes: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
-class Keep:
-    """How long the blocks of one request are to be kept."""
-
-    retention: Retention
-    expires_ns: int
-
-    @classmethod
-    def of(cls, retention: str, ttl_s: float | None) -> Keep:
-        """Translate a request's words."""
-        expires_ns = 0 if ttl_s is None else boot_clock_ns() + int(ttl_s * 1e9)
-        return cls(RETENTION_BY_NAME[retention], expires_ns)
 
 
 class Cache:
@@ -79,7 +51,6 @@ class Cache:
         self.namespaces = namespaces
         self.long = long_tier
         self.counters = CacheCounters()
-        self.reservations = Reservations(memory)
         self.write_back: WriteBack | None = None
         self._promoter: Promoter | None = None
         if long_tier is not None:
@@ -88,11 +59,12 @@ class Cache:
                 memory, long_tier, namespaces, max(1, memory.arena.data_bytes // 2)
             )
             self._promoter = Promoter(memory, long_tier)
-        self._slot_bytes = memory.arena.slot_bytes
-        self._reach_slots = min(
-            MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE)
+            memory.may_drop_dirty = self.write_back.stalled
+            memory.on_reserve = self._write_short_ahead
+        self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
+        self.storing = Storing(
+            memory, namespaces, long_tier, self.write_back, self._promoter, self.counters
         )
-        self._warned_too_large = False
 
     # -- lookups -------------------------------------------------------------------------------
 
@@ -104,6 +76,12 @@ class Cache:
         memory = self.memory
         hits: list[protocol.Hit | None] = []
         missing: list[int] = []
+        if inline and len(keys) * memory.arena.slot_bytes > MAX_INLINE_BYTES and len(keys) > 1:
+            raise ProtocolError(
+                "limit",
+                f"{len(keys)} values might not fit a reply; ask for at most "
+                f"{max(1, MAX_INLINE_BYTES // memory.arena.slot_bytes)} inline",
+            )
         for position, key in enumerate(keys):
             block = memory.find(namespace, key)
             if block is None:
@@ -138,10 +116,16 @@ class Cache:
         blocks = await self._promoter.fetch(namespace, [keys[index] for index in missing])
         found = 0
         for position, block in zip(missing, blocks, strict=True):
-            if block is not None:
+            if block is None:
+                continue
+            found += 1
+            if isinstance(block, Loose):
+                hits[position] = protocol.Hit(
+                    "long", len(block.value), block.checksum, -1, -1, 0, block.value
+                )
+            else:
                 hits[position] = self._hit(block, "long", inline)
                 self.memory.touch(block)
-                found += 1
         if found and not self.counters.hits:
             logger.info("first hit: a block of %r served from the long tier", name)
         self.long.counters.hits += found
@@ -172,7 +156,7 @@ class Cache:
             return [False] * len(keys)
         generation = namespace.generation
         try:
-            there = await self.long.on_reader(
+            there = await self.long.on_index(
                 self.long.contains, [namespace.prefix + key for key in keys]
             )
         except (TablespaceError, OSError) as error:
@@ -184,14 +168,13 @@ class Cache:
             for key, present in zip(keys, there, strict=True)
         ]
 
-    def in_memory(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
+    def in_memory(self, name: str, keys: list[bytes]) -> list[bool]:
         """Return which keys memory has. No recency changes: asking is not using."""
-        return [self.memory.find(namespace, key) is not None for key in keys]
+        return self.memory.present(self.namespaces.get(name), keys)
 
-    async def exists(self, name: str, keys: list[bytes]) -> list[bool]:
+    async def complete(self, name: str, keys: list[bytes], present: list[bool]) -> list[bool]:
         """Return which keys any tier has; the long tier is asked only for the rest."""
         namespace = self.namespaces.get(name)
-        present = self.in_memory(namespace, keys)
         rest = [position for position, there in enumerate(present) if not there]
         on_disk = await self.on_disk(namespace, [keys[position] for position in rest])
         for position, there in zip(rest, on_disk, strict=True):
@@ -202,7 +185,7 @@ class Cache:
         """Return where keys are. On the long tier a block is only ever seen once durable."""
         namespace = self.namespaces.get(name)
         on_disk = await self.on_disk(namespace, keys)
-        in_memory = self.in_memory(namespace, keys)
+        in_memory = self.in_memory(name, keys)
         return [
             Location(memory=here, long=there, durable=there)
             for here, there in zip(in_memory, on_disk, strict=True)
@@ -220,195 +203,6 @@ class Cache:
             if self.write_back is not None:
                 self.write_back.touch(namespace.prefix + key)
         return count
-
-    # -- storing -------------------------------------------------------------------------------
-
-    def refuse(self, status: str) -> str:
-        """Count a block that is not stored."""
-        self.counters.refused[status] += 1
-        return status
-
-    def admit(
-        self, session: Session, namespace: Namespace, key: bytes | None, size: int, keep: Keep
-    ) -> str | None:
-        """Return a block's fate if it needs no slot: refreshed or refused. None: it does."""
-        if keep.retention is Retention.NONE:
-            return self.refuse(protocol.RETENTION_NONE)
-        if size > self._slot_bytes:
-            if not self._warned_too_large:
-                self._warned_too_large = True
-                logger.warning(
-                    "a value of %d bytes does not fit slots of %d bytes and is not stored; "
-                    "raise --tablespace-slot-bytes. Said once, counted in `refused`",
-                    size,
-                    self._slot_bytes,
-                )
-            return self.refuse(protocol.TOO_LARGE)
-        if key is not None:
-            block = self.memory.find(namespace, key)
-            if block is not None:
-                return self._refresh(session, block, keep)
-        return None
-
-    def reserve(
-        self,
-        session: Session,
-        name: str,
-        sizes: list[int],
-        keys: list[bytes] | None,
-        keep: Keep,
-    ) -> list[protocol.Grant]:
-        """Give slots to write into, one per size."""
-        if keys is not None and len(keys) != len(sizes):
-            raise ProtocolError("bad_request", f"{len(keys)} keys for {len(sizes)} sizes")
-        namespace = self.namespaces.get(name)
-        grants: list[protocol.Grant] = []
-        for position, size in enumerate(sizes):
-            key = keys[position] if keys is not None else None
-            fate = self.admit(session, namespace, key, size, keep)
-            if fate is not None:
-                self.counters.sets += 1
-                grants.append(protocol.Grant(fate))
-                continue
-            reserved = self.reservations.reserve(session)
-            if reserved is None:
-                self.counters.sets += 1
-                grants.append(protocol.Grant(self.refuse(protocol.NO_ROOM)))
-                continue
-            slot, reservation = reserved
-            grants.append(
-                protocol.Grant(
-                    protocol.RESERVED, slot, self.memory.arena.offset(slot), reservation
-                )
-            )
-        self._write_short_ahead()
-        return grants
-
-    def commit(
-        self, session: Session, name: str, items: list[protocol.CommitItem], keep: Keep
-    ) -> list[str]:
-        """Publish written slots; one word per item."""
-        namespace = self.namespaces.get(name)
-        results: list[str] = []
-        for item in items:
-            self.counters.sets += 1
-            status = self.reservations.take(session, item.slot, item.reservation)
-            if status != protocol.RESERVED:
-                results.append(self.refuse(status))
-            elif item.length > self._slot_bytes or item.checksum > MAX_CHECKSUM:
-                self.memory.unreserve(item.slot)
-                results.append(self.refuse(protocol.TOO_LARGE))
-            else:
-                results.append(
-                    self._store(
-                        session, namespace, item.key, item.slot, item.length, item.checksum, keep
-                    )
-                )
-        return results
-
-    def cancel(self, session: Session, slots: list[protocol.ReservedSlot]) -> int:
-        """Take reserved slots back unused."""
-        count = 0
-        for item in slots:
-            if self.reservations.take(session, item.slot, item.reservation) == protocol.RESERVED:
-                self.memory.unreserve(item.slot)
-                count += 1
-        return count
-
-    def set_inline(
-        self, session: Session, name: str, items: list[protocol.SetItem], keep: Keep
-    ) -> list[str]:
-        """Store values that came in the request."""
-        namespace = self.namespaces.get(name)
-        results: list[str] = []
-        for item in items:
-            self.counters.sets += 1
-            size = len(item.value)
-            fate = self.admit(session, namespace, item.key, size, keep)
-            if fate is not None:
-                results.append(fate)
-                continue
-            reserved = self.memory.reserve()
-            if reserved is None:
-                results.append(self.refuse(protocol.NO_ROOM))
-                continue
-            view = self.memory.arena.view(reserved[0], size)
-            view[:] = item.value
-            view.release()
-            results.append(
-                self._store(
-                    session, namespace, item.key, reserved[0], size, item.checksum, keep
-                )
-            )
-        self._write_short_ahead()
-        return results
-
-    def _store(
-        self,
-        session: Session,
-        namespace: Namespace,
-        key: bytes,
-        slot: int,
-        length: int,
-        checksum: int,
-        keep: Keep,
-    ) -> str:
-        """Publish a written slot under its key, unless the key came in meanwhile."""
-        if keep.retention is Retention.NONE:
-            self.memory.unreserve(slot)
-            return self.refuse(protocol.RETENTION_NONE)
-        present = self.memory.find(namespace, key)
-        if present is not None:
-            self.memory.unreserve(slot)
-            return self._refresh(session, present, keep)
-        if self._promoter is not None:
-            self._promoter.void(namespace, key)
-        block = Block(namespace, key, slot, length, checksum, keep.retention, keep.expires_ns)
-        self.memory.publish(block)
-        self.memory.counters.bytes_in += length
-        self.counters.stored += 1
-        if keep.retention is Retention.LONG:
-            self._make_durable(session, block)
-        return protocol.STORED
-
-    def _refresh(self, session: Session, block: Block, keep: Keep) -> str:
-        self.counters.refreshed += 1
-        self.memory.touch(block)
-        if keep.expires_ns != block.expires_ns:
-            self.memory.set_expiry(block, keep.expires_ns)
-        if keep.retention > block.retention:
-            block.retention = keep.retention
-            if not block.writing:
-                self.memory.place(block)
-        if keep.retention is Retention.LONG:
-            # Also a block thought durable: the long tier may have evicted it since. The writer
-            # looks first, so one that is still there costs no write.
-            self._make_durable(session, block)
-        elif self.write_back is not None:
-            self.write_back.touch(block.disk_key)
-        return protocol.REFRESHED
-
-    def _make_durable(self, session: Session, block: Block) -> None:
-        """Queue a long block for the long tier and have the session hear of it."""
-        if self.write_back is None:
-            session.dropped += 1
-            return
-        queued = self.write_back.offer(block)
-        if not queued and block.durable:
-            session.durable += 1
-        elif not queued and self.long is not None and self.long.failure is not None:
-            session.dropped += 1
-            self.long.counters.dropped += 1
-        else:
-            block.watchers.append((session, session.open_ticket()))
-
-    def _write_short_ahead(self) -> None:
-        """Write the short blocks that would be evicted next, so that their slots are free."""
-        if self.write_back is None:
-            return
-        for block in self.memory.short_to_write(self._reach_slots):
-            if not self.write_back.offer(block):
-                return
 
     # -- removing ------------------------------------------------------------------------------
 
@@ -466,6 +260,14 @@ class Cache:
         self.memory.remove(block)
         block.resolve(None)
         return True
+
+    def _write_short_ahead(self) -> None:
+        """Write the short blocks that would be evicted next, so that their slots are free."""
+        if self.write_back is None:
+            return
+        for block in self.memory.short_to_write(self._reach_slots):
+            if not self.write_back.offer(block):
+                return
 
     # -- durability ----------------------------------------------------------------------------
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tablespace
-from tablespace import format_size
-
 from kvd.arena_layout import PAGE_BYTES
 from kvd.errors import ConfigError
 from kvd.machine_memory import free_bytes
 from kvd.socket_path import default_socket
+from kvd.version import __version__
+from tablespace import format_size
 
 DEFAULT_MAX_BYTES = 8 << 30
-MAX_SLOT_BYTES = 64 << 20  # One block of the largest models; a typing error otherwise.
+MAX_SLOT_BYTES = 32 << 20  # Must fit a frame; larger is a typing error, not a block.
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Commands: kvd replay, kvd statctl, kvd demo; each has its own --help. "
         "Sizes take K, M, G, T.",
     )
+    parser.add_argument("--version", action="version", version=f"kvd {__version__}")
     serving = parser.add_argument_group("serving")
     serving.add_argument(
         "--socket",

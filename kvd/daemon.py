@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import os
+import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-
-from tablespace import TablespaceError, format_size
 
 from kvd.arena import Arena
 from kvd.cache import Cache
@@ -22,10 +24,14 @@ from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.server import TICK_S, Connection, Server
 from kvd.version import __version__
+from tablespace import TablespaceError, format_size
 
 # The loop gets the GIL back sooner from the disk threads: 5 ms, the default, is far above a
 # request's time.
 SWITCH_INTERVAL_S = 0.0005
+# Blocks form no cycles; the default thresholds would scan all of them every few thousand sets.
+GC_THRESHOLDS = (50_000, 50, 100)
+THREAD_EXIT_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +39,26 @@ logger = logging.getLogger(__name__)
 def serve(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
+    # Two descriptors a session (connection and pidfd): the soft limit is often 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.closing(ListeningSocket(config.socket)) as listening:
-        return asyncio.run(_run(config, listening))
+        status = asyncio.run(_run(config, listening))
+    _leave_stuck_threads(status)
+    return status
+
+
+def _leave_stuck_threads(status: int) -> None:
+    """End the process if a thread hangs in a disk call: the interpreter would wait for it."""
+    deadline = time.monotonic() + THREAD_EXIT_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("kvd-"):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.error("thread %s hangs in a disk call and is left behind", thread.name)
+                logging.shutdown()
+                os._exit(status)
 
 
 async def _run(config: Config, listening: ListeningSocket) -> int:
@@ -76,10 +100,18 @@ async def _serve(
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)
 
-    def populated(first: int, count: int) -> None:
-        _call_in_loop(loop, lambda: memory.add_slots(first, count))
+    first_slots: asyncio.Future[None] = loop.create_future()
 
-    def population_failed(error: OSError) -> None:
+    def take_slots(first: int, count: int) -> None:
+        memory.add_slots(first, count)
+        if not first_slots.done():
+            first_slots.set_result(None)
+
+    def population_ended(error: OSError) -> None:
+        if not first_slots.done():
+            first_slots.set_exception(
+                ConfigError(f"--max-bytes {config.max_bytes}: {error}; ask for less")
+            )
         logger.error(
             "the kernel gave no more memory after %d of %d slots (%s); the rest stays unused",
             arena.populated_slots,
@@ -87,7 +119,12 @@ async def _serve(
             error,
         )
 
-    arena.populate_in_background(populated, population_failed)
+    arena.populate_in_background(
+        lambda first, count: _call_in_loop(loop, lambda: take_slots(first, count)),
+        lambda error: _call_in_loop(loop, lambda: population_ended(error)),
+    )
+    # Whoever finds the socket finds room; the rest comes while we serve.
+    await first_slots
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
     ticker = loop.create_task(_tick(server))
     listening.announce()
@@ -115,7 +152,11 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
 
 async def _tick(server: Server) -> None:
     while True:
-        server.tick()
+        try:
+            server.tick()
+        except Exception:
+            # Without its heartbeat the daemon would be dead to its clients.
+            logger.exception("the periodic work failed")
         await asyncio.sleep(TICK_S)
 
 
@@ -126,7 +167,7 @@ async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> 
     deadline = time.monotonic() + timeout_s
     left = await cache.write_back.drain(timeout_s)
     if left:
-        logger.warning("%d blocks could not be written in time and are dropped", left)
+        logger.warning("not written in time and dropped: %d blocks", left)
     closing = asyncio.ensure_future(long_tier.on_writer(long_tier.close_region))
     try:
         # The snapshot only saves time at the next start, so it may not cost the stop its bound.
@@ -146,7 +187,7 @@ async def _banner(config: Config, server: Server, long_tier: LongTier | None) ->
     if long_tier is None:
         lines.append("  disk     none; --long-path DIR adds a tier that survives restarts")
     else:
-        stats = await long_tier.on_reader(long_tier.stats)
+        stats = await long_tier.on_index(long_tier.stats)
         lines.append(
             f"  disk     {format_size(config.long_bytes)} in {long_tier.directory}, "
             f"{stats.capacity} slots, io {stats.io_mode} by {stats.io_engine}"

@@ -7,27 +7,21 @@ else failed.
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-from rich.table import Table
-
-from kvd import Client, UnavailableError
-from kvd.replay.connect import durable_of, namespace_name, wait_until_connected
-from kvd.replay.counters import read_counts
-from kvd.replay.daemon import Daemon, DaemonError, scratch_daemon, scratch_parent
-from kvd.replay.driver import LONG, MEMORY, Driver, Outcome
+from kvd import UnavailableError
+from kvd.namespace_handle import UNAVAILABLE
+from kvd.replay.daemon import DaemonError, scratch_daemon, scratch_parent
+from kvd.replay.driver import LONG, MEMORY
 from kvd.replay.generate import Shape, generate
-from kvd.replay.killcheck import READ_TRIES
-from kvd.replay.ledger import Ledger, Verdict
-from kvd.replay.progress import Meter
-from kvd.replay.report import DaemonCounts, console
+from kvd.replay.interrupted import Half, InterruptedReplay, Reopening
+from kvd.replay.report import console, narrow_table
 from kvd.replay.room import available_memory_bytes, free_disk_bytes, is_memory_backed
-from kvd.replay.trace import Request
 from tablespace import format_size
 
 BLOCK_BYTES = 64 << 10
@@ -41,7 +35,7 @@ SPARE_DISK_BYTES = 256 << 20
 
 SEED = 2
 REQUESTS = 4200
-# 120,000 blocks, of which 43,000 are distinct (2.6 GiB): more than the arena before the kill,
+# 105,000 blocks, of which 41,000 are distinct (2.5 GiB): more than the arena before the kill,
 # more than the region at the end, and prefixes that come back after the arena has lost them.
 SHAPE = Shape(
     conversations=1500,
@@ -52,124 +46,10 @@ SHAPE = Shape(
     message_tokens=4000,
     reply_tokens=1000,
 )
-FLUSH_AT = 0.8
-"""Share of the first half after which FLUSH is asked; LOCATE is asked just before the kill."""
-
-FLUSH_TIMEOUT_S = 30.0
 
 
 class DemoError(Exception):
     """Reports why the demo can't run or did not show what it must; the text has the remedy."""
-
-
-class Half(msgspec.Struct, frozen=True):
-    """One life of the daemon: what the driver and the daemon counted."""
-
-    outcome: Outcome
-    counts: DaemonCounts
-
-
-class Reopening(msgspec.Struct, frozen=True):
-    """What the restarted daemon had."""
-
-    seconds: float
-    recovery_s: float
-    entries: int
-    verdict: Verdict
-
-
-class Demo:
-    """The state that both halves share.
-
-    Parameters
-    ----------
-    daemon : Daemon
-        Not running yet.
-    requests : list of Request
-        The whole workload.
-    """
-
-    def __init__(self, daemon: Daemon, requests: list[Request]) -> None:
-        self._daemon = daemon
-        self._requests = requests
-        self._name = namespace_name(BLOCK_BYTES)
-        self._ledger = Ledger(self._name, daemon.region)
-        self.wrong_bytes = 0
-
-    def run(self) -> tuple[Half, Reopening, Half]:
-        """Replay, kill, restart, verify, replay on."""
-        cut = _index_at(self._requests, 0.5)
-        flush = _index_at(self._requests, 0.5 * FLUSH_AT)
-        self._daemon.start()
-        # One client for both halves: it has to find the restarted daemon by itself.
-        with Client(str(self._daemon.socket), block_bytes=BLOCK_BYTES) as client:
-            before = self._half(client, "before the kill", self._requests[:cut], flush)
-            self._daemon.kill()
-            reopening = self._reopen()
-            wait_until_connected(client)
-            after = self._half(client, "after the kill", self._requests[cut:], None)
-        self._daemon.stop()
-        self._ledger.close()
-        return before, reopening, after
-
-    def _half(
-        self, client: Client, label: str, requests: list[Request], flush_at: int | None
-    ) -> Half:
-        """Replay one half; with a flush position, end it by asking what is durable."""
-        wait_until_connected(client)
-        start = read_counts(client.stats())
-        driver = Driver(client.namespace(self._name), BLOCK_BYTES, on_stored=self._ledger.store)
-
-        def on_request(request: Request) -> None:
-            meter.advance(len(request.hash_ids))
-            if driver.outcome.requests == flush_at:
-                self._confirm_by_flush(client)
-
-        try:
-            with Meter(label, sum(len(request.hash_ids) for request in requests)) as meter:
-                outcome = driver.replay(requests, on_request=on_request)
-        finally:
-            # What was wrong is said on the last line also when the replay ends in an error.
-            self.wrong_bytes += driver.outcome.wrong_bytes
-        if flush_at is not None:
-            waiting = self._ledger.waiting()
-            position = self._ledger.position()
-            self._ledger.confirm(durable_of(client, self._name, waiting), position)
-        return Half(outcome, read_counts(client.stats()).since(start))
-
-    def _confirm_by_flush(self, client: Client) -> None:
-        waiting = self._ledger.waiting()
-        position = self._ledger.position()
-        flushed = client.flush(FLUSH_TIMEOUT_S)
-        if flushed.dropped == 0 and flushed.pending == 0:
-            self._ledger.confirm(waiting, position)
-
-    def _reopen(self) -> Reopening:
-        """Start the daemon again and read back every block it had confirmed."""
-        seconds = self._daemon.start()
-        with Client(str(self._daemon.socket), block_bytes=BLOCK_BYTES) as client:
-            wait_until_connected(client)
-            long = client.stats().long
-            driver = Driver(client.namespace(self._name), BLOCK_BYTES)
-            absent = self._ledger.confirmed()
-            with Meter("reading confirmed blocks back", len(absent)) as meter:
-                absent = driver.check(absent, on_batch=meter.advance)
-            for _ in range(READ_TRIES - 1):
-                absent = driver.check(absent)
-        self.wrong_bytes += driver.outcome.wrong_bytes
-        verdict = self._ledger.judge(absent)
-        return Reopening(seconds, long.recovery_seconds, long.recovered_entries, verdict)
-
-
-def _index_at(requests: Sequence[Request], share: float) -> int:
-    """Return how many leading requests hold this share of all blocks."""
-    total = sum(len(request.hash_ids) for request in requests)
-    seen = 0
-    for number, request in enumerate(requests):
-        if seen >= share * total:
-            return number
-        seen += len(request.hash_ids)
-    return len(requests)
 
 
 def check_room(directory: Path) -> None:
@@ -195,11 +75,11 @@ def check_room(directory: Path) -> None:
 
 def show(before: Half, reopening: Reopening, after: Half) -> None:
     """Print the one table."""
-    table = Table(
+    table = narrow_table(
         title=f"arena {format_size(ARENA_BYTES)}, region {format_size(REGION_BYTES)}, blocks of "
         f"{format_size(BLOCK_BYTES)}"
     )
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column("before kill -9", justify="right")
     table.add_column("after", justify="right")
 
@@ -222,13 +102,16 @@ def show(before: Half, reopening: Reopening, after: Half) -> None:
     table.add_row("  recovered, read and equal", "", f"{verdict.found:,}")
     table.add_row("  evicted from disk since", "", f"{verdict.evicted:,}")
     table.add_row("  lost", "", f"{len(verdict.lost):,}")
+    table.add_row("blocks caught unconfirmed", f"{reopening.unconfirmed:,}", "")
     table.add_row("entries in the reopened region", "", f"{reopening.entries:,}")
     table.add_row("seconds to reopen", "", f"{reopening.seconds:.2f}")
     table.add_row("  of these, recovering the region", "", f"{reopening.recovery_s:.2f}")
     console().print(table)
 
 
-def complaints(before: Half, reopening: Reopening, after: Half) -> list[str]:
+def complaints(
+    before: Half, reopening: Reopening, after: Half, refusals: dict[str, int]
+) -> list[str]:
     """Return what the demo should have shown and did not."""
     found: list[str] = []
     lost = len(reopening.verdict.lost)
@@ -242,8 +125,10 @@ def complaints(before: Half, reopening: Reopening, after: Half) -> list[str]:
                 found.append(f"no hits in the {tier} tier {label} the kill")
         if not half.counts.memory_evictions:
             found.append(f"nothing was evicted from memory {label} the kill")
-        if half.outcome.puts_refused:
-            found.append(f"{half.outcome.puts_refused} blocks were refused {label} the kill")
+    for reason, count in refusals.items():
+        # While the daemon was dead nobody could store; any other reason is a failure.
+        if reason != UNAVAILABLE:
+            found.append(f"{count} blocks were not stored: {reason}")
     return found
 
 
@@ -268,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo and return its exit status."""
     arguments = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _on_terminate)
-    demo: Demo | None = None
+    logging.basicConfig(format="%(name)s: %(message)s")
+    replay: InterruptedReplay | None = None
     failed = True
     try:
         directory = arguments.dir or _default_directory()
@@ -278,10 +164,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with scratch_daemon(
             directory, max_bytes=ARENA_BYTES, long_bytes=REGION_BYTES, slot_bytes=BLOCK_BYTES
         ) as daemon:
-            demo = Demo(daemon, requests)
-            results = demo.run()
+            replay = InterruptedReplay(daemon, requests, BLOCK_BYTES)
+            results = replay.run()
         show(*results)
-        missing = complaints(*results)
+        missing = complaints(*results, replay.refusals)
         for complaint in missing:
             print(f"kvd demo: {complaint}", file=sys.stderr)
         failed = bool(missing)
@@ -289,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kvd demo: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("kvd demo: interrupted", file=sys.stderr)
-    wrong = demo.wrong_bytes if demo is not None else 0
+    wrong = replay.wrong_bytes if replay is not None else 0
     sys.stderr.flush()
     print(f"wrong bytes: {wrong}", flush=True)
     return 1 if failed or wrong else 0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kvd import protocol
-from kvd.cache import Keep
 from kvd.protocol import Message
+from kvd.storing import Keep
 
 if TYPE_CHECKING:
     from kvd.server import Server
@@ -45,19 +45,19 @@ def _look_up(
 def _set(server: Server, session: Session, request: protocol.Set) -> Answer:
     item = protocol.SetItem(request.key, request.value, request.checksum)
     keep = Keep.of(request.retention, request.ttl_s)
-    results = server.cache.set_inline(session, request.namespace, [item], keep)
+    results = server.cache.storing.set_inline(session, request.namespace, [item], keep)
     return protocol.StoredReply(id=request.id, results=results)
 
 
 def _batch_set(server: Server, session: Session, request: protocol.BatchSet) -> Answer:
     keep = Keep.of(request.retention, request.ttl_s)
-    results = server.cache.set_inline(session, request.namespace, request.items, keep)
+    results = server.cache.storing.set_inline(session, request.namespace, request.items, keep)
     return protocol.StoredReply(id=request.id, results=results)
 
 
 def _reserve(server: Server, session: Session, request: protocol.Reserve) -> Answer:
     keep = Keep.of(request.retention, request.ttl_s)
-    grants = server.cache.reserve(
+    grants = server.cache.storing.reserve(
         session, request.namespace, request.sizes, request.keys, keep
     )
     return protocol.Granted(id=request.id, grants=grants)
@@ -65,17 +65,26 @@ def _reserve(server: Server, session: Session, request: protocol.Reserve) -> Ans
 
 def _commit(server: Server, session: Session, request: protocol.Commit) -> Answer:
     keep = Keep.of(request.retention, request.ttl_s)
-    results = server.cache.commit(session, request.namespace, request.items, keep)
+    results = server.cache.storing.commit(session, request.namespace, request.items, keep)
     return protocol.StoredReply(id=request.id, results=results)
 
 
 def _cancel(server: Server, session: Session, request: protocol.Cancel) -> Answer:
-    return protocol.Counted(id=request.id, count=server.cache.cancel(session, request.slots))
+    count = server.cache.storing.cancel(session, request.slots)
+    return protocol.Counted(id=request.id, count=count)
 
 
-async def _exists(server: Server, session: Session, request: protocol.Exists) -> Message:
-    present = await server.cache.exists(request.namespace, request.keys)
-    return protocol.Presence(id=request.id, present=present)
+def _exists(server: Server, session: Session, request: protocol.Exists) -> Answer:
+    name, keys = request.namespace, request.keys
+    present = server.cache.in_memory(name, keys)
+    if server.cache.long is None or all(present):
+        return protocol.Presence(id=request.id, present=present)
+
+    async def rest() -> Message:
+        complete = await server.cache.complete(name, keys, present)
+        return protocol.Presence(id=request.id, present=complete)
+
+    return rest()
 
 
 async def _locate(server: Server, session: Session, request: protocol.Locate) -> Message:
@@ -83,12 +92,21 @@ async def _locate(server: Server, session: Session, request: protocol.Locate) ->
     return protocol.Located(id=request.id, locations=locations)
 
 
-async def _match_prefix(
-    server: Server, session: Session, request: protocol.MatchPrefix
-) -> Message:
-    present = await server.cache.exists(request.namespace, request.keys)
-    count = present.index(False) if False in present else len(present)
-    return protocol.Counted(id=request.id, count=count)
+def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefix) -> Answer:
+    name, keys = request.namespace, request.keys
+    present = server.cache.in_memory(name, keys)
+    if server.cache.long is None or all(present):
+        return protocol.Counted(id=request.id, count=_leading(present))
+
+    async def rest() -> Message:
+        complete = await server.cache.complete(name, keys, present)
+        return protocol.Counted(id=request.id, count=_leading(complete))
+
+    return rest()
+
+
+def _leading(present: list[bool]) -> int:
+    return present.index(False) if False in present else len(present)
 
 
 def _touch(server: Server, session: Session, request: protocol.Touch) -> Answer:
@@ -115,9 +133,7 @@ async def _stats(server: Server, session: Session, request: protocol.StatsReques
     return protocol.StatsReply(id=request.id, stats=await server.stats())
 
 
-def _namespaces(
-    server: Server, session: Session, request: protocol.NamespacesRequest
-) -> Answer:
+def _namespaces(server: Server, session: Session, request: protocol.NamespacesRequest) -> Answer:
     return protocol.NamespacesReply(id=request.id, names=server.cache.namespaces.names())
 
 

@@ -90,26 +90,26 @@ class ListeningSocket:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                starting = os.pread(fd, 32, 0).decode(errors="replace").strip()
+                noted = os.pread(fd, 32, 0).decode(errors="replace").strip()
                 os.close(fd)
-                holder = _live_holder(self.path) or starting or "unknown"
-                raise RefusedError(
-                    f"the socket {self.path} is in use by process {holder}; stop that one, or "
-                    "choose another --socket"
-                ) from None
+                raise self._refusal(_live_holder(self.path), noted) from None
             if _same_file(fd, self._lock_path):
                 break
             os.close(fd)  # Its holder removed it between our open and our lock.
         holder = _live_holder(self.path)
-        if holder:
+        if holder is not None:
             os.close(fd)
-            raise RefusedError(
-                f"the socket {self.path} is in use by process {holder}; stop that one, or "
-                "choose another --socket"
-            )
+            raise self._refusal(holder, "")
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return fd
+
+    def _refusal(self, holder: int | None, noted: str) -> RefusedError:
+        who = str(holder) if holder else noted or "unknown"
+        return RefusedError(
+            f"the socket {self.path} is in use by process {who}; stop that one, or choose "
+            "another --socket"
+        )
 
     def _bind(self) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -142,7 +142,7 @@ def _same_file(fd: int, path: str) -> bool:
 
 
 def _live_holder(path: str) -> int | None:
-    """Return the pid that listens on a path; None when nobody does."""
+    """Return the pid that listens on a path, 0 if it cannot be told; None: nobody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_TIMEOUT_S)
         try:
@@ -150,5 +150,5 @@ def _live_holder(path: str) -> int | None:
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except OSError:
-            return None if not os.path.exists(path) else 0
+            return 0  # Busy or of another user: not ours to replace.
         return peer_credentials(probe)[0]

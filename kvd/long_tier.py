@@ -14,14 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from tablespace.shared import checksum_many
 
 import tablespace
-from tablespace import StoreStats, TablespaceError, checksum64
-
 from kvd.errors import ConfigError, RefusedError
+from kvd.expiry import boot_clock_ns, from_metadata, outlives
 from kvd.latency import LatencyRing
 from kvd.results import Cleared
+from tablespace import ClosedError, TablespaceError
+
+if TYPE_CHECKING:
+    from tablespace import Store, StoreStats
 
 READER_THREADS = 4
 DELETE_BATCH = 256  # One commit group of the engine.
@@ -47,6 +52,7 @@ class WriteItem:
     key: bytes
     view: memoryview
     checksum: int
+    metadata: bytes | None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class ReadValue:
 
     length: int
     checksum: int
+    expires_ns: int
 
 
 @dataclass
@@ -88,7 +95,8 @@ class LongTier:
     Notes
     -----
     `open_region`, `write`, `read`, `contains`, `delete`, `clear` and `close_region` block and
-    are for the threads; `on_writer` and `on_reader` run them there and are for the loop.
+    are for the threads; `on_writer`, `on_reader` and `on_index` run them there and are for the
+    loop.
     """
 
     def __init__(self, directory: Path, max_bytes: int, slot_bytes: int, io_mode: str) -> None:
@@ -101,9 +109,10 @@ class LongTier:
         self.reads_waiting = 0
         self.failure: str | None = None
         self._io_mode = io_mode
-        self._store: tablespace.Store | None = None
+        self._store: Store | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="kvd-read")
+        self._index = ThreadPoolExecutor(1, thread_name_prefix="kvd-index")
 
     # -- for the loop --------------------------------------------------------------------------
 
@@ -111,26 +120,32 @@ class LongTier:
         self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
         """Run a call on the writing thread, after everything asked of it before."""
-        return asyncio.wrap_future(self._writer.submit(call, *args, **kwargs))
+        return _submit(self._writer, call, *args, **kwargs)
 
     def on_reader(
         self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
         """Run a call on a reading thread."""
-        return asyncio.wrap_future(self._readers.submit(call, *args, **kwargs))
+        return _submit(self._readers, call, *args, **kwargs)
+
+    def on_index(
+        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Run a call that only looks into the region's index, never behind a transfer."""
+        return _submit(self._index, call, *args, **kwargs)
 
     def shut_down(self) -> None:
         """Stop the threads; what they are doing now is not waited for."""
-        self._writer.shutdown(wait=False, cancel_futures=True)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._writer, self._readers, self._index):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # -- for the threads -----------------------------------------------------------------------
 
     @property
-    def store(self) -> tablespace.Store:
+    def store(self) -> Store:
         """Return the open store."""
         if self._store is None:
-            raise ConfigError("the region is not open")
+            raise ClosedError("the region is closed: the daemon is stopping")
         return self._store
 
     def open_region(self) -> None:
@@ -182,9 +197,10 @@ class LongTier:
         if touched:
             store.touch_many(list(touched))
         present = store.contains_many([item.key for item in items])
+        checksums = checksum_many([item.view for item in items])
         absent: list[int] = []
         for position, item in enumerate(items):
-            if checksum64(item.view) != item.checksum:
+            if checksums[position] != item.checksum:
                 outcomes[position] = Outcome.CORRUPT
             elif not (present[position] and self._holds(item)):
                 absent.append(position)
@@ -193,13 +209,17 @@ class LongTier:
             store.touch_many(known)
         if not absent:
             return outcomes
-        written = store.put_many([(items[position].key, items[position].view)
-                                  for position in absent])
+        written = store.put_many(
+            [
+                (items[position].key, items[position].view, items[position].metadata)
+                for position in absent
+            ]
+        )
         for position, kept in zip(absent, written, strict=True):
             item = items[position]
             if not kept:
                 outcomes[position] = Outcome.DROPPED
-            elif not self._holds(item) and item.key in store:
+            elif item.key in store and not self._holds(item):
                 store.delete(item.key)
                 outcomes[position] = Outcome.CORRUPT
             else:
@@ -213,15 +233,14 @@ class LongTier:
             entry is not None
             and entry.checksum == item.checksum
             and entry.length == len(item.view)
+            and outlives(entry.metadata, item.metadata)
         )
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys the region has. A look into its index in RAM."""
         return self.store.contains_many(list(keys))
 
-    def read(
-        self, keys: Sequence[bytes], views: Sequence[memoryview]
-    ) -> list[ReadValue | None]:
+    def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
         store = self.store
         before = [store.stat(key) for key in keys]
@@ -233,7 +252,8 @@ class LongTier:
                 # Replaced meanwhile: which checksum belongs to these bytes is not known.
                 values.append(None)
             else:
-                values.append(ReadValue(length, entry.checksum))
+                expires_ns = from_metadata(entry.metadata)
+                values.append(ReadValue(length, entry.checksum, expires_ns))
         return values
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -246,6 +266,21 @@ class LongTier:
         present = store.contains_many(list(keys))
         store.delete_many([key for key, there in zip(keys, present, strict=True) if there])
         return present
+
+    def delete_expired(self, keys: Sequence[bytes]) -> None:
+        """Delete those of the keys that have expired by now.
+
+        On the writing thread a key cannot be written anew between the look and the deletion.
+        """
+        store = self.store
+        now = boot_clock_ns()
+        old = []
+        for key in keys:
+            entry = store.stat(key)
+            if entry is not None and 0 < from_metadata(entry.metadata) <= now:
+                old.append(key)
+        if old:
+            store.delete_many(old)
 
     def clear(self, prefix: bytes, counted: frozenset[bytes]) -> Cleared:
         """Delete everything under a prefix durably; keys in `counted` are not counted again."""
@@ -267,10 +302,22 @@ class LongTier:
         return self.store.stats()
 
     def close_region(self) -> None:
-        """Write the snapshot and release the region."""
+        """Write the snapshot and release the region, once nobody reads any more."""
+        for threads in (self._readers, self._index):
+            # The store may not be closed under a call; what has not begun is not begun.
+            threads.shutdown(wait=True, cancel_futures=True)
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _submit(
+    threads: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> asyncio.Future[T]:
+    try:
+        return asyncio.wrap_future(threads.submit(call, *args, **kwargs))
+    except RuntimeError as error:
+        raise ClosedError("the region is closed: the daemon is stopping") from error
 
 
 def _holder(error: tablespace.BusyError) -> str:

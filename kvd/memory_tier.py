@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvd.arena import Arena
 from kvd.block import Block, Retention
+from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
-
-
-def boot_clock_ns() -> int:
-    """Return the clock that expiry in memory is measured by: it counts suspended time too."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @dataclass
@@ -42,6 +38,14 @@ class MemoryTier:
     writes_back : bool
         Whether there is a long tier; without one every block counts as clean.
 
+    Attributes
+    ----------
+    may_drop_dirty : callable
+        Asked before an unwritten block is evicted. While the disk makes progress the newcomer
+        is refused instead: what was accepted is kept, and room comes within milliseconds.
+    on_reserve : callable
+        Called after every reservation, so that room is made before it is needed.
+
     Notes
     -----
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
@@ -53,6 +57,8 @@ class MemoryTier:
     def __init__(self, arena: Arena, *, writes_back: bool) -> None:
         self.arena = arena
         self._writes_back = writes_back
+        self.may_drop_dirty: Callable[[], bool] = lambda: True
+        self.on_reserve: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
         self.entries = 0
@@ -91,9 +97,11 @@ class MemoryTier:
         """Return (slot, reservation) of a slot to write into, evicting if need be, or None."""
         if not self._free and not self._evict_one():
             self.counters.no_room += 1
+            self.on_reserve()
             return None
         slot = self._free.pop()
         self.reserved_slots += 1
+        self.on_reserve()
         return slot, self.arena.records.reserve(slot)
 
     def unreserve(self, slot: int) -> None:
@@ -125,6 +133,13 @@ class MemoryTier:
             self._expire(block)
             return None
         return block
+
+    def present(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
+        """Return which keys have a block that did not expire."""
+        if self._expiry:
+            return [self.find(namespace, key) is not None for key in keys]
+        table = self._tables.get(namespace.id, {})
+        return [key in table for key in keys]
 
     def touch(self, block: Block) -> None:
         """Make a block the most recently used one."""
@@ -244,6 +259,8 @@ class MemoryTier:
                 continue
             block = next(iter(candidates))
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
+            if dirty and not self.may_drop_dirty():
+                return False
             self.remove(block)
             self.counters.evictions += 1
             if dirty:

@@ -112,6 +112,10 @@ class Namespaces:
             namespaces={name: space.prefix.hex() for name, space in self._by_name.items()},
         )
 
+    def put_back(self) -> None:
+        """Note that what `take_unsaved` returned could not be written."""
+        self._unsaved = True
+
     def save(self, names: NamesFile) -> None:
         """Write the names atomically and durably. Disk call: for the writer's thread."""
         if self._path is None:

@@ -5,11 +5,13 @@ takes to zero the pages, so the two calls go through the C library directly.
 """
 
 import ctypes
+import errno
 import mmap
 import os
 
 MADV_POPULATE_WRITE = 23  # madvise(2), Linux 5.14.
 MLOCK_ONFAULT = 1  # mlock2(2).
+MAX_ATTEMPTS = 100  # A signal each time, a hundred times in 10 ms, is no accident.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -25,18 +27,25 @@ class Pages:
         self._size_bytes = len(mapping)
 
     def populate(self, offset: int, size_bytes: int) -> None:
-        """Give a range its pages now, writable, without changing its contents.
+        """Give a range of fresh, zero memory its pages now.
 
         Raises
         ------
         OSError
-            ENOMEM when there is no memory, EINVAL on kernels before 5.14.
+            ENOMEM when there is no memory.
         """
         self._check(offset, size_bytes)
-        while _libc.madvise(self._address + offset, size_bytes, MADV_POPULATE_WRITE) != 0:
+        for _ in range(MAX_ATTEMPTS):
+            if _libc.madvise(self._address + offset, size_bytes, MADV_POPULATE_WRITE) == 0:
+                return
             code = ctypes.get_errno()
-            if code not in (4, 11):  # EINTR, EAGAIN
-                raise OSError(code, os.strerror(code))
+            if code == errno.EINVAL:
+                # Kernels before 5.14: writing the zeros does the same, only slower.
+                ctypes.memset(self._address + offset, 0, size_bytes)
+                return
+            if code not in (errno.EINTR, errno.EAGAIN):
+                break
+        raise OSError(code, os.strerror(code))
 
     def pin(self) -> None:
         """Ask that pages stay in memory once they have been touched; OSError when refused."""

@@ -7,14 +7,15 @@ import logging
 import time
 from dataclasses import dataclass
 
-from tablespace import TablespaceError
-
 from kvd.block import Block, Retention
+from kvd.expiry import boot_clock_ns
 from kvd.long_tier import LongTier, ReadValue
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace
+from tablespace import TablespaceError
 
 READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
+LOOSE_BYTES = 16 << 20  # What one lookup may carry inline when memory has no slot for it.
 LONG_TIMEOUT_S = 2.0  # A read that takes longer is a miss for the asker, and still promotes.
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,14 @@ class Promotion:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(frozen=True)
+class Loose:
+    """A block read past memory, which had no slot for it: sent inline."""
+
+    value: bytes
+    checksum: int
+
+
 class Promoter:
     """Single-flight reads from the long tier. Event loop only."""
 
@@ -57,7 +66,7 @@ class Promoter:
         if promotion is not None:
             promotion.void = True
 
-    async def fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | None]:
+    async def fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | Loose | None]:
         """Return the blocks of keys that memory did not have, promoted; None for a miss."""
         self._long.reads_waiting += 1
         try:
@@ -65,13 +74,14 @@ class Promoter:
         finally:
             self._long.reads_waiting -= 1
 
-    async def _fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | None]:
+    async def _fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | Loose | None]:
         generation = namespace.generation
         deadline = time.monotonic() + LONG_TIMEOUT_S
-        on_disk = await self._present(namespace, keys)
+        on_disk = await self._present(namespace, keys, deadline)
         found: list[Block | Promotion | None] = []
         fresh: list[Promotion] = []
-        for key, there in zip(keys, on_disk, strict=True):
+        roomless: list[int] = []
+        for position, (key, there) in enumerate(zip(keys, on_disk, strict=True)):
             # Everything may have changed while the index was asked.
             current = self._memory.find(namespace, key)
             flying = self._flying.get((namespace.id, key))
@@ -83,6 +93,8 @@ class Promoter:
                 promotion = self._begin(namespace, key)
                 if promotion is not None:
                     fresh.append(promotion)
+                else:
+                    roomless.append(position)
                 found.append(promotion)
             else:
                 found.append(None)
@@ -92,19 +104,49 @@ class Promoter:
             for promotion in part:
                 promotion.task = task
         await self._wait(found, deadline)
-        blocks: list[Block | None] = []
+        blocks: list[Block | Loose | None] = []
         for item in found:
             block = item.block if isinstance(item, Promotion) else item
             blocks.append(block if block is not None and not block.gone else None)
+        if roomless:
+            loose = asyncio.create_task(self._read_loose(namespace, keys, roomless, blocks))
+            await asyncio.wait([loose], timeout=max(0.0, deadline - time.monotonic()))
+            # What comes after the deadline must not change an answer that is under way.
+            blocks = list(blocks)
         return blocks
 
-    async def _present(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
-        prefix = namespace.prefix
+    async def _read_loose(
+        self,
+        namespace: Namespace,
+        keys: list[bytes],
+        positions: list[int],
+        blocks: list[Block | Loose | None],
+    ) -> None:
+        """Read what memory had no slot for into fresh bytes."""
+        generation = namespace.generation
+        positions = positions[: max(1, LOOSE_BYTES // self._long.slot_bytes)]
+        buffers = [bytearray(self._long.slot_bytes) for _ in positions]
+        views = [memoryview(buffer) for buffer in buffers]
+        disk_keys = [namespace.prefix + keys[position] for position in positions]
+        values = await self._read_values(disk_keys, views)
+        if generation != namespace.generation:
+            return
+        for position, view, value in zip(positions, views, values, strict=True):
+            if (
+                value is not None
+                and namespace.disk_counts(keys[position])
+                and not 0 < value.expires_ns <= boot_clock_ns()
+            ):
+                blocks[position] = Loose(bytes(view[: value.length]), value.checksum)
+
+    async def _present(
+        self, namespace: Namespace, keys: list[bytes], deadline: float
+    ) -> list[bool]:
+        disk_keys = [namespace.prefix + key for key in keys]
         try:
-            return await self._long.on_reader(
-                self._long.contains, [prefix + key for key in keys]
-            )
-        except (TablespaceError, OSError) as error:
+            asked = self._long.on_index(self._long.contains, disk_keys)
+            return await asyncio.wait_for(asked, deadline - time.monotonic())
+        except (TablespaceError, OSError, asyncio.TimeoutError) as error:
             logger.warning("the long tier could not be asked: %s", error)
             return [False] * len(keys)
 
@@ -131,19 +173,36 @@ class Promoter:
             for promotion in promotions
         ]
         keys = [promotion.namespace.prefix + promotion.key for promotion in promotions]
-        values: list[ReadValue | None]
-        try:
-            values = await self._long.on_reader(self._long.read, keys, views)
-        except (TablespaceError, OSError, ValueError) as error:
-            logger.warning("reading %d blocks failed: %s", len(keys), error)
-            self._long.counters.reads_failed += len(keys)
-            values = [None] * len(keys)
-        finally:
-            for view in views:
-                view.release()
+        values = await self._read_values(keys, views)
+        for view in views:
+            view.release()
         for promotion, value in zip(promotions, values, strict=True):
             self._land(promotion, value)
         self._long.promotion_latency.add(time.monotonic() - started)
+        now = boot_clock_ns()
+        expired = [
+            key
+            for key, value in zip(keys, values, strict=True)
+            if value is not None and 0 < value.expires_ns <= now
+        ]
+        if expired:
+            await self._delete_expired(expired)
+
+    async def _delete_expired(self, keys: list[bytes]) -> None:
+        try:
+            await self._long.on_writer(self._long.delete_expired, keys)
+        except (TablespaceError, OSError) as error:
+            logger.debug("%d expired blocks stay on disk: %s", len(keys), error)
+
+    async def _read_values(
+        self, keys: list[bytes], views: list[memoryview]
+    ) -> list[ReadValue | None]:
+        try:
+            return await self._long.on_reader(self._long.read, keys, views)
+        except (TablespaceError, OSError, ValueError) as error:
+            logger.warning("reading %d blocks failed: %s", len(keys), error)
+            self._long.counters.reads_failed += len(keys)
+            return [None] * len(keys)
 
     def _land(self, promotion: Promotion, value: ReadValue | None) -> None:
         namespace, key = promotion.namespace, promotion.key
@@ -156,12 +215,19 @@ class Promoter:
             or promotion.void
             or promotion.generation != namespace.generation
             or not namespace.disk_counts(key)
+            or 0 < value.expires_ns <= boot_clock_ns()
         ):
             self._memory.unreserve(promotion.slot)
             promotion.block = current
             return
         block = Block(
-            namespace, key, promotion.slot, value.length, value.checksum, Retention.LONG, 0
+            namespace,
+            key,
+            promotion.slot,
+            value.length,
+            value.checksum,
+            Retention.LONG,
+            value.expires_ns,
         )
         block.durable = True
         self._memory.publish(block)

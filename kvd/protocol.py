@@ -4,7 +4,7 @@ Frames
 ------
 A frame is a 4-byte big-endian length and that many bytes of MessagePack: one map whose `op`
 names the message. `id` is chosen by the client and comes back in the reply; replies may come
-in any order. A frame is at most `MAX_FRAME_BYTES`.
+in any order. A frame is at most `kvd.frames.MAX_FRAME_BYTES`.
 
 Opening
 -------
@@ -16,7 +16,8 @@ Anything but HELLO and PING before that is answered with `hello_required`.
 Lookups
 -------
 BATCH_GET answers, per key, nil (a miss) or a `Hit`: the tier that served it, length, checksum
-and either `(slot, offset, version)` into the arena or, when `inline` was asked, the bytes. A
+and either `(slot, offset, version)` into the arena or the bytes (`data`): when `inline` was
+asked, and when memory had no slot for a block of the long tier. A
 value copied from the arena counts only if the slot's sequence equals `version` before and
 after the copy; else the client asks again.
 
@@ -38,20 +39,18 @@ namespaces or reservations), `unavailable` (shutting down, or the long tier fail
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from kvd.errors import ProtocolError
+from kvd.frames import HEADER
 from kvd.results import Cleared, Flushed, Location, Stats
 
 VERSIONS = (1,)
-MAX_FRAME_BYTES = 64 << 20  # A batch of 16 inline values of 4 MiB; more is a broken peer.
 MAX_BATCH_KEYS = 4096  # A 2M-token prompt in 512-token blocks; bounds one pass of the loop.
 MAX_KEY_BYTES = 223  # 255 of the engine less 16 for the namespace, less 16 kept for later.
 MAX_NAMESPACE_CHARS = 1024
-HEADER = struct.Struct(">I")
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Keys = Annotated[list[Key], msgspec.Meta(max_length=MAX_BATCH_KEYS)]
@@ -395,9 +394,7 @@ _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Reply)
 _loose_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
-_REQUEST_OPS = frozenset(
-    kind.__struct_config__.tag for kind in Request.__args__
-)
+_REQUEST_OPS = frozenset(kind.__struct_config__.tag for kind in Request.__args__)
 
 
 class Refused(ProtocolError):
@@ -455,39 +452,3 @@ def _refusal(body: bytes | bytearray | memoryview, error: Exception) -> Refused:
     if op not in _REQUEST_OPS:
         return Refused("unknown_op", f"there is no op {op[:64]!r}", request_id)
     return Refused("bad_request", f"{op}: {error}", request_id)
-
-
-class FrameReader:
-    """Cuts a byte stream into frame bodies. One per connection, one thread."""
-
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._buffer = bytearray()
-        self._max_frame_bytes = max_frame_bytes
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take received bytes and return the bodies that are complete.
-
-        Raises
-        ------
-        ProtocolError
-            `frame_too_large`: nothing after such a header can be trusted.
-        """
-        bodies: list[bytes] = []
-        buffer = self._buffer
-        buffer += data
-        position = 0
-        while len(buffer) - position >= HEADER.size:
-            (length,) = HEADER.unpack_from(buffer, position)
-            if length > self._max_frame_bytes:
-                raise ProtocolError(
-                    "frame_too_large",
-                    f"{length} bytes announced, the limit is {self._max_frame_bytes}",
-                )
-            end = position + HEADER.size + length
-            if len(buffer) < end:
-                break
-            bodies.append(bytes(buffer[position + HEADER.size : end]))
-            position = end
-        if position:
-            del buffer[:position]
-        return bodies

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tablespace import TablespaceError
-
 from kvd.cache import Cache
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongCounters, LongTier
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
 from kvd.write_back import WriteBack
+from tablespace import TablespaceError
 
 
 async def gather(
@@ -75,7 +74,7 @@ async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> Lon
     store = None
     if long_tier is not None:
         try:
-            store = await long_tier.on_reader(long_tier.stats)
+            store = await long_tier.on_index(long_tier.stats)
         except (TablespaceError, OSError):
             store = None
     counters = long_tier.counters if long_tier is not None else LongCounters()

@@ -28,9 +28,7 @@ class Reservations:
         Seconds, monotonic.
     """
 
-    def __init__(
-        self, memory: MemoryTier, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, memory: MemoryTier, clock: Callable[[], float] = time.monotonic) -> None:
         self._memory = memory
         self._clock = clock
         self._session_limit = max(1, memory.arena.slot_count // SESSION_SHARE)

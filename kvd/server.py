@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.dispatch import HANDLERS
 from kvd.errors import ProtocolError
+from kvd.frames import MAX_FRAME_BYTES, FrameReader
 from kvd.listening import peer_credentials
 from kvd.protocol import Message
 from kvd.reports import gather
@@ -28,6 +30,7 @@ TICK_S = 0.5  # Heartbeat (clients give up after 2 s), expiry, reservations.
 SWEEP_BLOCKS = 1024  # A tick's share of expired blocks: about a millisecond.
 ORPHAN_GRACE_S = 60.0  # Where no pidfd can tell that a client's process ended.
 MAX_BATCH_BLOCKS = 256
+MAX_OUTSTANDING = 1024  # Requests of one connection that wait for the disk or a flush.
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class Server:
         self.arena.beat()
         self.cache.memory.sweep(SWEEP_BLOCKS)
         for session in self.sessions.values():
-            self.cache.reservations.expire(session)
+            self.cache.storing.reservations.expire(session)
 
     async def stats(self) -> Stats:
         """Collect the counters of every part."""
@@ -90,12 +93,12 @@ class Server:
     def end_session(self, session: Session, pidfd: int, *, writer_is_done: bool) -> None:
         """Forget a session; its written-to slots wait for the process to end."""
         self.sessions.pop(session.id, None)
-        if not self.cache.reservations.end(session, writer_is_done=writer_is_done):
+        if not self.cache.storing.reservations.end(session, writer_is_done=writer_is_done):
             if pidfd >= 0:
                 os.close(pidfd)
             return
         loop = asyncio.get_running_loop()
-        release = self.cache.reservations.release
+        release = self.cache.storing.reservations.release
         if pidfd < 0:
             loop.call_later(ORPHAN_GRACE_S, release, session.id)
             return
@@ -118,12 +121,15 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._frames = protocol.FrameReader()
+        self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self._pidfd = -1
         self._pid = 0
         self._said_bye = False
+        self._client_is_behind = False
+        self._outstanding = 0
+        self._backlog: deque[bytes] = deque()
 
     # -- asyncio's calls -----------------------------------------------------------------------
 
@@ -149,30 +155,25 @@ class Connection(asyncio.Protocol):
             self._refuse(0, error.code, error.message)
             self.hang_up()
             return
-        for body in bodies:
-            if self._transport is None or self._transport.is_closing():
-                return
-            self._serve(body)
+        self._backlog.extend(bodies)
+        self._work()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session; a closed socket is not a dead process."""
         self._transport = None
         self._server.connections.discard(self)
         if self._session is not None:
-            self._server.end_session(
-                self._session, self._pidfd, writer_is_done=self._said_bye
-            )
+            self._server.end_session(self._session, self._pidfd, writer_is_done=self._said_bye)
             self._session = None
 
     def pause_writing(self) -> None:
         """Take no more requests while the client does not read its replies."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._client_is_behind = True
 
     def resume_writing(self) -> None:
         """Go on taking requests."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._client_is_behind = False
+        self._work()
 
     def hang_up(self) -> None:
         """Close after what is already written."""
@@ -180,6 +181,23 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     # -- requests ------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Serve what has come in, as far as the client keeps up with its replies."""
+        transport = self._transport
+        while self._backlog and not self._is_full():
+            if transport is None or transport.is_closing():
+                return
+            self._serve(self._backlog.popleft())
+        if transport is None or transport.is_closing():
+            return
+        if self._is_full():
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def _is_full(self) -> bool:
+        return self._client_is_behind or self._outstanding >= MAX_OUTSTANDING
 
     def _serve(self, body: bytes) -> None:
         try:
@@ -211,6 +229,7 @@ class Connection(asyncio.Protocol):
             if isinstance(answer, Message):
                 self._send(answer)
             else:
+                self._outstanding += 1
                 self._server.run(self._finish(request.id, answer))
 
     async def _finish(self, request_id: int, answer: Coroutine[Any, Any, Message]) -> None:
@@ -221,6 +240,10 @@ class Connection(asyncio.Protocol):
         except Exception:
             logger.exception("answering request %d failed", request_id)
             self._refuse(request_id, "internal", "the daemon's log says more")
+        finally:
+            self._outstanding -= 1
+            if self._backlog or self._outstanding == MAX_OUTSTANDING - 1:
+                self._work()
 
     def _send(self, reply: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -244,7 +267,7 @@ class Connection(asyncio.Protocol):
                 f"the client {request.versions[:8]}",
             )
         for released in request.released:
-            server.cache.reservations.release(released, self._pid)
+            server.cache.storing.reservations.release(released, self._pid)
         self._session = Session(
             server.next_session_id(), request.client[:256], request.engine, self._pid
         )
@@ -265,7 +288,7 @@ class Connection(asyncio.Protocol):
                 session=self._session.id,
                 server=__version__,
                 pid=os.getpid(),
-                max_frame_bytes=protocol.MAX_FRAME_BYTES,
+                max_frame_bytes=MAX_FRAME_BYTES,
                 max_batch_keys=protocol.MAX_BATCH_KEYS,
                 max_batch_blocks=server.max_batch_blocks,
                 max_value_bytes=server.arena.slot_bytes,

@@ -7,16 +7,18 @@ import logging
 import time
 from collections import deque
 
-from tablespace import TablespaceError
-
 from kvd.block import Block, Retention
+from kvd.expiry import to_metadata
 from kvd.long_tier import LongTier, Outcome, WriteItem
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import NamesFile, Namespaces
+from tablespace import ClosedError, FailedError, TablespaceError
 
 GROUP_BLOCKS = 64  # One commit. Measured: beyond it the syncs cost little of a group's time.
 GROUP_BLOCKS_WHILE_READING = 16  # A read then waits for a quarter of that.
-MAX_GROUPS = 4  # At the writer at once: it never idles, and at most 256 blocks are held.
+MAX_GROUPS = 4  # At the writer at once: it never idles, and at most 256 blocks wait there.
+STALL_S = 2.0  # A group takes milliseconds; a disk this long silent is not worth waiting for.
+COMPLAIN_S = 10.0  # A full disk would otherwise fill the log as well.
 TOUCH_INTERVAL_S = 0.05
 MAX_TOUCHES = 65536  # 100 bytes each; more than one interval of any client.
 
@@ -31,8 +33,9 @@ class WriteBack:
     memory, long_tier, namespaces
         Where blocks come from, go to, and whose names must be on disk before them.
     max_queue_bytes : int
-        Bound of the queue. A block that finds it full stays dirty in memory and is taken in
-        when there is room, unless it had to be evicted before: then it is counted dropped.
+        Bound of what is queued and in flight, none of which can be evicted. A block that finds
+        it full stays dirty in memory and is taken in when there is room, unless it had to be
+        evicted before, as when the disk stalls: then it is counted dropped.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class WriteBack:
         self.queue_bytes = 0
         self.in_flight_blocks = 0
         self._groups = 0
+        self._progress_at = 0.0
+        self._complain_after = 0.0
         self._pump_due = False
         self._touched: dict[bytes, None] = {}
         self._touch_timer: asyncio.TimerHandle | None = None
@@ -64,6 +69,12 @@ class WriteBack:
     def idle(self) -> bool:
         """Return whether nothing waits and nothing is in flight."""
         return not self._queue and not self._groups
+
+    def stalled(self) -> bool:
+        """Return whether the disk makes no progress, so that dirty blocks must give way."""
+        if self._long.failure is not None:
+            return True
+        return bool(self._groups) and time.monotonic() - self._progress_at > STALL_S
 
     def offer(self, block: Block, *, anyway: bool = False) -> bool:
         """Queue a block, safe from eviction from now on; False when the queue is full.
@@ -119,11 +130,16 @@ class WriteBack:
     def _pump(self) -> None:
         self._pump_due = False
         while self._groups < MAX_GROUPS and self._queue:
+            if self._groups and len(self._queue) < GROUP_BLOCKS:
+                # The writer is busy anyway: a fuller group costs the same two syncs.
+                break
             group = self._take_group()
             if not group:
                 continue
             names = self._namespaces.take_unsaved()
             touched, self._touched = list(self._touched), {}
+            if not self._groups:
+                self._progress_at = time.monotonic()
             self._groups += 1
             self.in_flight_blocks += len(group)
             task = asyncio.create_task(self._write(group, touched, names))
@@ -135,8 +151,8 @@ class WriteBack:
         group: list[tuple[Block, float]] = []
         while self._queue and len(group) < size:
             block, queued_at = self._queue.popleft()
-            self.queue_bytes -= block.length
             if block.gone:
+                self.queue_bytes -= block.length
                 self._memory.landed(block)
             else:
                 group.append((block, queued_at))
@@ -147,7 +163,10 @@ class WriteBack:
     ) -> None:
         items = [
             WriteItem(
-                block.disk_key, self._memory.arena.view(block.slot, block.length), block.checksum
+                block.disk_key,
+                self._memory.arena.view(block.slot, block.length),
+                block.checksum,
+                to_metadata(block.expires_ns),
             )
             for block, _ in group
         ]
@@ -155,14 +174,16 @@ class WriteBack:
             outcomes = await self._long.on_writer(self._write_blocking, items, touched, names)
         except (TablespaceError, OSError, ValueError) as error:
             self._fail(error)
+            if names is not None:
+                self._namespaces.put_back()
             outcomes = [Outcome.DROPPED] * len(group)
         finally:
             for item in items:
                 item.view.release()
         self._groups -= 1
         self.in_flight_blocks -= len(group)
-        now = time.monotonic()
-        self._long.write_latency.add(now - group[0][1])
+        self._progress_at = time.monotonic()
+        self._long.write_latency.add(self._progress_at - group[0][1])
         for (block, _), outcome in zip(group, outcomes, strict=True):
             self._land(block, outcome)
         self._refill()
@@ -178,6 +199,7 @@ class WriteBack:
     def _land(self, block: Block, outcome: Outcome) -> None:
         """Take a block back from the writer. One removed meanwhile only gives its slot back."""
         gone = block.gone
+        self.queue_bytes -= block.length
         self._memory.landed(block)
         if gone:
             # Its deletion was queued behind this write, so the disk forgets it too.
@@ -227,10 +249,17 @@ class WriteBack:
             logger.debug("recency was not refreshed: %s", error)
 
     def _fail(self, error: Exception) -> None:
-        if self._long.failure is None:
-            self._long.failure = f"{type(error).__name__}: {error}"
-            logger.error(
-                "the long tier failed and takes no more blocks until the daemon is restarted: "
-                "%s. What it holds is still served",
-                self._long.failure,
-            )
+        """Say that a group was not written, and stop for good if the region said so."""
+        if isinstance(error, FailedError | ClosedError):
+            if self._long.failure is None:
+                self._long.failure = f"{type(error).__name__}: {error}"
+                logger.error(
+                    "the long tier failed and takes no more blocks until the daemon is "
+                    "restarted: %s. What it holds is still served",
+                    self._long.failure,
+                )
+            return
+        now = time.monotonic()
+        if now >= self._complain_after:
+            self._complain_after = now + COMPLAIN_S
+            logger.error("blocks are dropped, the long tier did not take them: %s", error)

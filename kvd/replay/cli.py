@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from types import FrameType
 
 from kvd import Client, UnavailableError
 from kvd.replay import killreport, report
-from kvd.replay.connect import namespace_name, wait_until_connected
+from kvd.replay.backlog import Backlog
+from kvd.replay.connect import namespace_name, wait_until_connected, wait_until_populated
 from kvd.replay.counters import read_counts
 from kvd.replay.daemon import Daemon, DaemonError, scratch_daemon, scratch_parent
 from kvd.replay.driver import Driver
@@ -142,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(arguments, name, value)
     # The daemon and its region must go also when the replay is told to end.
     signal.signal(signal.SIGTERM, _on_terminate)
+    logging.basicConfig(format="%(name)s: %(message)s")
     try:
         return _run(arguments)
     except (TraceError, DaemonError, UnavailableError, OSError) as error:
@@ -195,14 +198,30 @@ def _replay(arguments: argparse.Namespace, requests: list[Request], socket: str)
     block_bytes: int = arguments.block_bytes
     with Client(socket, block_bytes=block_bytes) as client:
         wait_until_connected(client, CONNECT_TIMEOUT_S)
+        if arguments.socket is None:
+            wait_until_populated(client)
         before = read_counts(client.stats())
-        driver = Driver(client.namespace(namespace_name(block_bytes)), block_bytes)
+        backlog = Backlog(client, block_bytes)
+        driver = Driver(
+            client.namespace(namespace_name(block_bytes)),
+            block_bytes,
+            # At the trace's own pace the disk is part of what is replayed.
+            on_stored=backlog.store if arguments.speed is None else None,
+        )
         with Meter("replay", len(requests)) as meter:
             outcome = driver.replay(
                 requests, speed=arguments.speed, on_request=lambda request: meter.advance()
             )
         counts = read_counts(client.stats()).since(before)
-    result = report.build(outcome, counts, source=_source(arguments), block_bytes=block_bytes)
+        refusals = dict(client.refusals)
+    result = report.build(
+        outcome,
+        counts,
+        refusals,
+        source=_source(arguments),
+        block_bytes=block_bytes,
+        waited_s=backlog.waited_s,
+    )
     if arguments.json:
         print(report.as_json(result))
     else:

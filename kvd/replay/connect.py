@@ -11,6 +11,9 @@ from kvd.replay.content import key_of
 
 CONNECT_TIMEOUT_S = 30.0
 RETRY_S = 0.01
+POPULATE_TIMEOUT_S = 5.0
+"""Longest pause between two parts of the arena becoming usable."""
+
 CONTENT_VERSION = 1
 """Part of the namespace: changes with the way contents are derived from ids."""
 
@@ -37,6 +40,26 @@ def wait_until_connected(client: Client, timeout_s: float = CONNECT_TIMEOUT_S) -
             if time.monotonic() >= deadline:
                 raise
             time.sleep(RETRY_S)
+
+
+def wait_until_populated(client: Client) -> None:
+    """Return once the whole arena can be used, or no more of it becomes usable.
+
+    A daemon hands its memory out as the kernel gives it; what it is asked to hold before that
+    it refuses for want of room, which is no part of a replay's question.
+    """
+    before = -1
+    deadline = 0.0
+    while True:
+        memory = client.stats().memory
+        if memory.slots_populated >= memory.slots:
+            return
+        if memory.slots_populated > before:
+            before = memory.slots_populated
+            deadline = time.monotonic() + POPULATE_TIMEOUT_S
+        elif time.monotonic() >= deadline:
+            return
+        time.sleep(RETRY_S)
 
 
 def durable_of(client: Client, namespace: str, hash_ids: Sequence[int]) -> list[int]:

@@ -12,5 +12,4 @@ def read_counts(stats: Stats) -> DaemonCounts:
         memory_evictions=stats.memory.evictions,
         long_evictions=stats.long.evictions,
         dropped=stats.memory.dropped + stats.long.dropped,
-        refusals=dict(stats.refused),
     )

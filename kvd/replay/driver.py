@@ -131,7 +131,7 @@ class Driver:
         speed : float, optional
             Keep the trace's times, this many times faster; without it, as fast as possible.
         stop : threading.Event, optional
-            Ends the replay between two requests once set.
+            Ends the replay behind the request in progress once set; no further one is taken.
         on_request : callable, optional
             Called after every request.
         """
@@ -139,13 +139,16 @@ class Driver:
         began = time.monotonic()
         before = self.outcome.seconds
         first_ms: float | None = None
-        for request in requests:
+        stream = iter(requests)
+        while not stop.is_set():
+            request = next(stream, None)
+            if request is None:
+                break
             if speed is not None:
                 first_ms = request.timestamp if first_ms is None else first_ms
                 due = began + (request.timestamp - first_ms) / 1e3 / speed
-                stop.wait(max(0.0, due - time.monotonic()))
-            if stop.is_set():
-                break
+                if stop.wait(max(0.0, due - time.monotonic())):
+                    break
             self.play(request)
             self.outcome.seconds = before + time.monotonic() - began
             if on_request is not None:

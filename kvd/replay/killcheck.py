@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,7 +22,9 @@ from kvd import Client, UnavailableError
 from kvd.replay.connect import durable_of, namespace_name, wait_until_connected
 from kvd.replay.daemon import Daemon
 from kvd.replay.driver import Driver
+from kvd.replay.killer import Killer
 from kvd.replay.ledger import Ledger
+from kvd.replay.readback import read_back
 from kvd.replay.trace import Request
 
 MIN_RUN_S = 0.05
@@ -33,9 +34,6 @@ OPENING_KILLS = 0.2
 MAX_OPENING_S = 0.4
 FLUSH_TIMEOUT_S = 30.0
 MAX_REQUESTS_BETWEEN_CONFIRMATIONS = 12
-READ_TRIES = 3
-"""A long read past its deadline is a miss; only a block that stays away is lost."""
-
 PASS_SHIFT = 48
 """Bits by which ids of a later pass over the trace differ, so that it stores new blocks."""
 
@@ -152,34 +150,23 @@ class KillCheck:
 
     def _replay_until_killed(self, run_s: float) -> tuple[int, int]:
         """Replay until the killer has struck; return requests and wrong bytes."""
-        killed = threading.Event()
-        failure: list[BaseException] = []
-
-        def strike() -> None:
-            try:
-                self._daemon.kill()
-            except BaseException as error:
-                failure.append(error)
-            finally:
-                killed.set()
-
+        killer = Killer(self._daemon, run_s)
         with self._connect(self._daemon) as client:
             wait_until_connected(client)
             blocks = client.namespace(self._name)
             driver = Driver(blocks, self._block_bytes, on_stored=self._ledger.store)
-            killer = threading.Timer(run_s, strike)
             killer.start()
             try:
-                while not killed.is_set():
+                while not killer.killed.is_set():
                     count = self._random.randint(1, MAX_REQUESTS_BETWEEN_CONFIRMATIONS)
-                    driver.replay(itertools.islice(self._stream, count), stop=killed)
+                    some = itertools.islice(self._stream, count)
+                    driver.replay(some, stop=killer.killed)
                     self._confirm(client)
             except UnavailableError:
                 pass  # The kill came in the middle of a confirmation: nothing is confirmed.
             finally:
                 killer.join()
-        if failure:
-            raise failure[0]
+        killer.raise_failure()
         return driver.outcome.requests, driver.outcome.wrong_bytes
 
     def _confirm(self, client: Client) -> None:
@@ -207,9 +194,7 @@ class KillCheck:
             wait_until_connected(client)
             driver = Driver(client.namespace(self._name), self._block_bytes)
             driver.check(ledger.waiting())
-            absent = ledger.confirmed()
-            for _ in range(READ_TRIES):
-                absent = driver.check(absent)
+            absent = read_back(client, self._name, driver, ledger.confirmed())
         ledger.forget_unconfirmed()
         verdict = ledger.judge(absent)
         return Round(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from rich.table import Table
 
 from kvd.replay.killcheck import KillReport
-from kvd.replay.report import console
+from kvd.replay.report import console, narrow_table
 
 
 def as_json(report: KillReport) -> str:
@@ -21,9 +20,9 @@ def as_json(report: KillReport) -> str:
 
 def show(report: KillReport, source: str) -> None:
     """Print the report as one table."""
-    table = Table(
+    table = narrow_table(
         title=f"{source}: kill -9 at random moments, seed {report.seed}",
-        caption="confirmed durable before the kill = found + evicted since + lost",
+        caption="confirmed durable before = found + evicted since + lost",
     )
     for heading in (
         "round", "ran s", "requests", "reopen s", "confirmed", "found", "evicted", "lost",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -54,6 +55,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
     requests: int
     references: int
     seconds: float
+    waited_s: float
     hits: int
     leading_hits: int
     misses: int
@@ -72,7 +74,6 @@ class DaemonCounts(msgspec.Struct, frozen=True):
     memory_evictions: int = 0
     long_evictions: int = 0
     dropped: int = 0
-    refusals: dict[str, int] = {}
 
     def since(self, before: DaemonCounts) -> DaemonCounts:
         """Return what was counted after ``before`` was read."""
@@ -80,11 +81,6 @@ class DaemonCounts(msgspec.Struct, frozen=True):
             memory_evictions=self.memory_evictions - before.memory_evictions,
             long_evictions=self.long_evictions - before.long_evictions,
             dropped=self.dropped - before.dropped,
-            refusals={
-                reason: count - before.refusals.get(reason, 0)
-                for reason, count in self.refusals.items()
-                if count > before.refusals.get(reason, 0)
-            },
         )
 
 
@@ -101,7 +97,13 @@ def _batch_us(calls: Calls) -> Latency:
 
 
 def build(
-    outcome: Outcome, counts: DaemonCounts, *, source: str, block_bytes: int
+    outcome: Outcome,
+    counts: DaemonCounts,
+    refusals: dict[str, int],
+    *,
+    source: str,
+    block_bytes: int,
+    waited_s: float = 0.0,
 ) -> ReplayReport:
     """Return the report of a replay.
 
@@ -111,10 +113,14 @@ def build(
         What the driver counted.
     counts : DaemonCounts
         What the daemon counted meanwhile.
+    refusals : dict of str to int
+        Blocks that were not stored, by the client's reasons.
     source : str
         The trace's name, or how it was generated.
     block_bytes : int
         Size of the blocks.
+    waited_s : float
+        Of the replay's seconds, those spent waiting for the disk to catch up.
     """
     evictions = {MEMORY: counts.memory_evictions, LONG: counts.long_evictions}
     return ReplayReport(
@@ -123,6 +129,7 @@ def build(
         requests=outcome.requests,
         references=outcome.references,
         seconds=round(outcome.seconds, 3),
+        waited_s=round(waited_s, 3),
         hits=outcome.hits,
         leading_hits=outcome.leading_hits,
         misses=outcome.misses,
@@ -140,7 +147,7 @@ def build(
         puts=PutReport(
             stored=outcome.puts_stored,
             refused=outcome.puts_refused,
-            refusals=counts.refusals,
+            refusals=refusals,
             bytes=outcome.put_bytes,
             block_us=_block_us(outcome.put_calls),
             batch_us=_batch_us(outcome.put_calls),
@@ -165,16 +172,22 @@ def console() -> Console:
     return found
 
 
+def narrow_table(title: str, caption: str | None = None) -> Table:
+    """Return a table with little ornament: nine columns of numbers have to fit 80 characters."""
+    return Table(
+        title=title, caption=caption, box=box.SIMPLE, pad_edge=False, collapse_padding=True
+    )
+
+
 def show(report: ReplayReport) -> None:
     """Print the report as one table."""
-    table = Table(
+    table = narrow_table(
         title=f"{report.source}: {report.requests:,} requests, {report.references:,} blocks of "
         f"{format_size(report.block_bytes)} in {report.seconds:.1f} s",
-        caption="latency: of a call divided by its blocks; a call counts for the slowest tier it "
-        "touched",
+        caption="us: a call's time by its blocks; a call counts for the slowest tier it touched",
     )
-    table.add_column("")
-    for heading in ("blocks", "bytes", "evictions", "p50 us", "p90 us", "p99 us", "p99 call ms"):
+    table.add_column("", no_wrap=True)
+    for heading in ("blocks", "bytes", "evictions", "p50 us", "p90 us", "p99 us", "call p99 ms"):
         table.add_column(heading, justify="right")
     for name, tier in report.tiers.items():
         row = [f"{tier.hits:,}", format_size(tier.bytes), f"{tier.evictions:,}"]
@@ -193,6 +206,7 @@ def show(report: ReplayReport) -> None:
     table.add_row("hits", f"{report.hits:,}", f"{100 * report.hit_ratio:.2f} %")
     table.add_row("leading hits", f"{report.leading_hits:,}")
     table.add_row("dropped", f"{report.dropped:,}")
+    table.add_row("disk wait", f"{report.waited_s:.1f} s")
     table.add_row("wrong bytes", f"{report.wrong_bytes:,}")
     output = console()
     output.print(table)

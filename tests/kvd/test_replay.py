@@ -16,7 +16,13 @@ import pytest
 
 import kvd
 from kvd.replay import main
-from kvd.replay.connect import durable_of, namespace_name, wait_until_connected
+from kvd.replay.backlog import Backlog
+from kvd.replay.connect import (
+    durable_of,
+    namespace_name,
+    wait_until_connected,
+    wait_until_populated,
+)
 from kvd.replay.daemon import Daemon, DaemonError, scratch_daemon
 from kvd.replay.driver import Driver
 from kvd.replay.generate import Shape, generate
@@ -39,6 +45,11 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         tmp_path, max_bytes=ARENA_BYTES, long_bytes=REGION_BYTES, slot_bytes=BLOCK_BYTES
     ) as made:
         yield made
+
+
+def wait_until_ready(client: kvd.Client) -> None:
+    wait_until_connected(client)
+    wait_until_populated(client)
 
 
 class FlippingBlocks:
@@ -100,7 +111,8 @@ def test_own_daemon_serves_from_both_tiers_and_leaves_nothing(
         assert tier["evictions"] > 0
         latency = tier["block_us"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
-    assert found["puts"]["stored"] + found["puts"]["refused"] == found["misses"]
+    assert found["puts"]["stored"] == found["misses"]
+    assert (found["puts"]["refused"], found["puts"]["refusals"]) == (0, {})
     assert found["wrong_bytes"] == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -124,6 +136,8 @@ def test_running_daemon_is_driven_and_left_alone(
     daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon.start()
+    with kvd.Client(str(daemon.socket), block_bytes=BLOCK_BYTES) as client:
+        wait_until_ready(client)
     arguments = [
         f"--socket={daemon.socket}",
         f"--block-bytes={BLOCK_BYTES}",
@@ -141,7 +155,7 @@ def test_running_daemon_is_driven_and_left_alone(
 def test_flipped_bits_are_counted_one_by_one(daemon: Daemon) -> None:
     daemon.start()
     with kvd.Client(str(daemon.socket), block_bytes=BLOCK_BYTES) as client:
-        wait_until_connected(client)
+        wait_until_ready(client)
         blocks = FlippingBlocks(client.namespace("n"), 7)
         driver = Driver(blocks, BLOCK_BYTES)
         out = driver.replay(generate(Shape(conversations=20, concurrent=5), seed=1))
@@ -165,7 +179,7 @@ def test_wrong_bytes_make_the_command_fail(
 def test_another_block_under_a_key_is_wrong(daemon: Daemon) -> None:
     daemon.start()
     with kvd.Client(str(daemon.socket), block_bytes=BLOCK_BYTES) as client:
-        wait_until_connected(client)
+        wait_until_ready(client)
         blocks = client.namespace(namespace_name(BLOCK_BYTES))
         blocks.put((5).to_bytes(8, "big"), bytes(BLOCK_BYTES))
         driver = Driver(blocks, BLOCK_BYTES)
@@ -179,7 +193,7 @@ def test_blocks_survive_a_kill_once_located_durable(daemon: Daemon) -> None:
     ids = sorted({hash_id for request in requests for hash_id in request.hash_ids})
     name = namespace_name(BLOCK_BYTES)
     with kvd.Client(str(daemon.socket), block_bytes=BLOCK_BYTES) as client:
-        wait_until_connected(client)
+        wait_until_ready(client)
         Driver(client.namespace(name), BLOCK_BYTES).replay(requests)
         flushed = client.flush(30)
         assert (flushed.dropped, flushed.pending) == (0, 0)
@@ -187,10 +201,35 @@ def test_blocks_survive_a_kill_once_located_durable(daemon: Daemon) -> None:
         daemon.kill()
         daemon.start()
         # The same client has to find the new daemon by itself.
-        wait_until_connected(client)
+        wait_until_ready(client)
         driver = Driver(client.namespace(name), BLOCK_BYTES)
         assert driver.check(ids) == []
         assert driver.outcome.wrong_bytes == 0
+
+
+def test_replay_waits_for_the_disk_every_quarter_of_the_arena(daemon: Daemon) -> None:
+    class CountingClient(kvd.Client):
+        flushes = 0
+
+        def flush(self, timeout_s: float | None = None) -> kvd.Flushed:
+            self.flushes += 1
+            return super().flush(timeout_s)
+
+    daemon.start()
+    quarter = ARENA_BYTES // BLOCK_BYTES // 4
+    with CountingClient(str(daemon.socket), block_bytes=BLOCK_BYTES) as client:
+        wait_until_ready(client)
+        backlog = Backlog(client, BLOCK_BYTES)
+        backlog.store(range(quarter - 1))
+        assert (client.flushes, backlog.waited_s) == (0, 0.0)
+        backlog.store(range(1))
+        assert client.flushes == 1
+        assert backlog.waited_s > 0
+        backlog.store(range(quarter - 1))
+        assert client.flushes == 1
+        daemon.kill()
+        backlog.store(range(1))  # Nobody to wait for: the replay goes on.
+        assert client.flushes == 2
 
 
 @pytest.mark.parametrize(

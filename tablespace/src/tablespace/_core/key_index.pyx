@@ -5,7 +5,7 @@
 An entry is 48 bytes, plus its key rounded up to 8, plus 8 bytes of table at a load of at most
 0.8.  Entries never move, so an entry id stays good while it is pinned.
 
-Long because entries, table, recency and pins are one structure whose invariants cross.
+Long because the entries, table, recency and pins are one structure whose invariants cross.
 """
 
 from cpython.bytes cimport (
