@@ -1,0 +1,242 @@
+"""A client's connection: many threads ask, one of them reads for all.
+
+Whichever waiting thread finds nobody reading reads until its own reply is there, handing the
+others theirs. So one socket serves any number of threads without a thread of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+
+from kvd import protocol
+from kvd.errors import ProtocolError, UnavailableError
+from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
+from kvd.mapping import ArenaMapping
+from kvd.protocol import Message
+
+RECEIVE_BYTES = 1 << 18
+
+
+class Connection:
+    """One open session.
+
+    Parameters
+    ----------
+    path : str
+        The daemon's socket.
+    hello : protocol.Hello
+        How to open the session.
+    deadline : float
+        time.monotonic() by which it must be open.
+
+    Raises
+    ------
+    UnavailableError
+        When no session could be opened.
+
+    Notes
+    -----
+    Safe from any thread of the process that made it.
+    """
+
+    def __init__(self, path: str, hello: protocol.Hello, deadline: float) -> None:
+        self.mapping: ArenaMapping | None = None
+        self.accepted_long = 0
+        self.confirmed_durable = 0
+        self.confirmed_dropped = 0
+        self.writers = 0
+        self._ids = itertools.count(1)
+        self._condition = threading.Condition()
+        self._send_lock = threading.Lock()
+        self._waiting: dict[int, Message | None] = {}
+        self._reading = False
+        self._broken: str | None = None
+        self._received_at = 0.0
+        self._frames = FrameReader()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(_left(deadline))
+            self._socket.connect(path)
+            self.limits = self._open(hello, deadline)
+            # A second object for the same socket: each side sets its own timeout.
+            self._sender = self._socket.dup()
+        except (OSError, ProtocolError) as error:
+            self._socket.close()
+            raise UnavailableError(f"no kvd daemon on {path}: {error}") from error
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Return whether nothing broke yet."""
+        return self._broken is None
+
+    def call(self, request: Message, deadline: float) -> Message:
+        """Send a request and return its reply.
+
+        Raises
+        ------
+        UnavailableError
+            When the daemon left or the deadline passed.
+        ProtocolError
+            When the daemon answered ERROR.
+        """
+        request_id = next(self._ids)
+        request.id = request_id
+        frame = protocol.encode(request)
+        with self._condition:
+            self._require_alive()
+            self._waiting[request_id] = None
+        started = time.monotonic()
+        try:
+            self._send(frame, deadline)
+            reply = self._await(request_id, deadline)
+        except TimeoutError as error:
+            if self._received_at < started:
+                # Not one byte for anybody: take the daemon for stuck, and miss from now on.
+                self.close("the daemon does not answer")
+            raise UnavailableError("the daemon did not answer in time") from error
+        finally:
+            with self._condition:
+                self._waiting.pop(request_id, None)
+        if isinstance(reply, protocol.Error):
+            raise ProtocolError(reply.code, reply.message)
+        return reply
+
+    def close(self, reason: str = "closed") -> None:
+        """Break the connection: whoever waits is told."""
+        with self._condition:
+            if self._broken is None:
+                self._broken = reason
+            self._condition.notify_all()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._close_descriptors()
+
+    def abandon(self) -> None:
+        """Close this process's copy after a fork; the parent's session goes on."""
+        self._broken = "forked"
+        self._close_descriptors()
+
+    # -- sending and receiving -----------------------------------------------------------------
+
+    def _send(self, frame: bytes, deadline: float) -> None:
+        with self._send_lock:
+            try:
+                self._sender.settimeout(_left(deadline))
+                self._sender.sendall(frame)
+            except OSError as error:
+                # Also a timeout: half a frame may be out, so nothing can follow it.
+                self.close(f"sending failed: {error}")
+                raise UnavailableError(f"the daemon left: {error}") from error
+
+    def _await(self, request_id: int, deadline: float) -> Message:
+        while True:
+            with self._condition:
+                while True:
+                    reply = self._waiting[request_id]
+                    if reply is not None:
+                        return reply
+                    self._require_alive()
+                    if not self._reading:
+                        self._reading = True
+                        break
+                    if not self._condition.wait(_left(deadline)):
+                        raise TimeoutError
+            messages: list[Message] = []
+            try:
+                messages = self._receive(deadline)
+            finally:
+                with self._condition:
+                    self._reading = False
+                    for message in messages:
+                        if message.id in self._waiting:
+                            self._waiting[message.id] = message
+                    self._condition.notify_all()
+
+    def _receive(self, deadline: float) -> list[Message]:
+        try:
+            self._socket.settimeout(_left(deadline))
+            data = self._socket.recv(RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError("end of stream")
+            self._received_at = time.monotonic()
+            return [protocol.decode_reply(body) for body in self._frames.feed(data)]
+        except TimeoutError:
+            raise
+        except (OSError, ProtocolError) as error:
+            self.close(f"receiving failed: {error}")
+            raise UnavailableError(f"the daemon left: {error}") from error
+
+    def _require_alive(self) -> None:
+        if self._broken is not None:
+            raise UnavailableError(f"the connection is gone: {self._broken}")
+
+    def _close_descriptors(self) -> None:
+        self._socket.close()
+        sender = getattr(self, "_sender", None)
+        if sender is not None:
+            sender.close()
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def _open(self, hello: protocol.Hello, deadline: float) -> protocol.HelloAck:
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(protocol.encode(hello))
+        reply = protocol.decode_reply(self._read_frame(deadline))
+        if isinstance(reply, protocol.Error):
+            raise ProtocolError(reply.code, reply.message)
+        if not isinstance(reply, protocol.HelloAck):
+            raise ProtocolError("malformed", f"HELLO was answered by {type(reply).__name__}")
+        if reply.arena is not None:
+            self._receive_arena(reply.arena, deadline)
+        return reply
+
+    def _receive_arena(self, info: protocol.ArenaInfo, deadline: float) -> None:
+        """Take the descriptors that ride on the first byte of the ARENA frame."""
+        self._socket.settimeout(_left(deadline))
+        start, fds, _, _ = socket.recv_fds(self._socket, HEADER.size, 2, socket.MSG_CMSG_CLOEXEC)
+        try:
+            body = self._read_frame(deadline, start)
+            message = protocol.decode_reply(body)
+            if not isinstance(message, protocol.Arena) or message.fds != ["index", "data"]:
+                raise ProtocolError("malformed", "HELLO_ACK was not followed by the arena")
+            if len(fds) != 2:
+                raise ProtocolError("bad_arena", f"{len(fds)} descriptors came, not 2")
+            self.mapping = ArenaMapping(info, fds[0], fds[1])
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _read_frame(self, deadline: float, start: bytes = b"") -> bytes:
+        """Read one frame and not a byte more: descriptors may ride on the next."""
+        header = start + self._read_exactly(HEADER.size - len(start), deadline)
+        (length,) = HEADER.unpack(header)
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError("frame_too_large", f"the daemon announces {length} bytes")
+        return self._read_exactly(length, deadline)
+
+    def _read_exactly(self, size: int, deadline: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            self._socket.settimeout(_left(deadline))
+            data = self._socket.recv(size - len(parts))
+            if not data:
+                raise ConnectionResetError("the daemon hung up")
+            parts += data
+        return bytes(parts)
+
+
+def _left(deadline: float) -> float:
+    """Return the time left; 0 would mean non-blocking to a socket, so never that."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left

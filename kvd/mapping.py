@@ -1,0 +1,113 @@
+"""A client's mapping of the arena: checked before it is used, bounds-checked while it is."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+from tablespace.shared import SequencedSlots, copy_in
+
+from kvd.arena_layout import (
+    HEADER,
+    LAYOUT_VERSION,
+    MAGIC,
+    RECORDS_OFFSET,
+    REQUIRED_SEALS,
+    index_bytes,
+)
+from kvd.errors import ProtocolError
+from kvd.protocol import ArenaInfo, Grant, Hit
+
+
+class ArenaMapping:
+    """The index (read-only) and the data (writable) of one daemon's arena.
+
+    Parameters
+    ----------
+    info : ArenaInfo
+        What HELLO_ACK said.
+    index_fd, data_fd : int
+        Descriptors that came with ARENA. The caller closes them.
+
+    Raises
+    ------
+    ProtocolError
+        `bad_arena`: a seal is missing, or sizes and header do not agree with `info`.
+
+    Notes
+    -----
+    Safe from any thread. The memory is unmapped when the last reference goes.
+    """
+
+    def __init__(self, info: ArenaInfo, index_fd: int, data_fd: int) -> None:
+        self._slot_count = info.slot_count
+        self._slot_bytes = info.slot_bytes
+        self._data_bytes = info.data_bytes
+        _check_file("index", index_fd, info.index_bytes)
+        _check_file("data", data_fd, info.data_bytes)
+        if (
+            info.slot_count < 1
+            or info.slot_count * info.slot_bytes > info.data_bytes
+            or info.index_bytes < index_bytes(info.slot_count)
+        ):
+            raise ProtocolError("bad_arena", f"the geometry contradicts itself: {info}")
+        self._index = mmap.mmap(index_fd, info.index_bytes, access=mmap.ACCESS_READ)
+        magic, version, slots, slot_bytes, records, data_bytes, uuid = HEADER.unpack_from(
+            self._index, 0
+        )
+        found = (magic, version, slots, slot_bytes, records, data_bytes, uuid.hex())
+        expected = (
+            MAGIC,
+            LAYOUT_VERSION,
+            info.slot_count,
+            info.slot_bytes,
+            RECORDS_OFFSET,
+            info.data_bytes,
+            info.uuid,
+        )
+        if found != expected:
+            raise ProtocolError("bad_arena", f"the index says {found}, HELLO_ACK {expected}")
+        self._slots = SequencedSlots(self._index, info.slot_count, offset=RECORDS_OFFSET)
+        self._data = mmap.mmap(data_fd, info.data_bytes)
+
+    def copy_out(self, hit: Hit, buffer: bytearray | memoryview) -> int:
+        """Copy a found block into a buffer; -1 when it changed meanwhile.
+
+        Raises
+        ------
+        ValueError
+            When the buffer is shorter than the block.
+        """
+        self._check(hit.slot, hit.offset, hit.length)
+        return self._slots.copy_out(hit.slot, hit.version, self._data, hit.offset, buffer)
+
+    def copy_bytes(self, hit: Hit) -> bytes | None:
+        """Copy a found block; None when it changed meanwhile."""
+        self._check(hit.slot, hit.offset, hit.length)
+        return self._slots.copy_bytes(hit.slot, hit.version, self._data, hit.offset)
+
+    def write(self, grant: Grant, value: memoryview) -> None:
+        """Copy a value into a reserved slot."""
+        self._check(grant.slot, grant.offset, value.nbytes)
+        copy_in(self._data, grant.offset, value)
+
+    def _check(self, slot: int, offset: int, length: int) -> None:
+        """Refuse what would lie outside the slot named, whoever named it."""
+        if (
+            not 0 <= slot < self._slot_count
+            or not 0 <= length <= self._slot_bytes
+            or not 0 <= offset <= self._data_bytes - self._slot_bytes
+        ):
+            raise ProtocolError(
+                "bad_arena", f"slot {slot} at {offset} with {length} bytes is outside the arena"
+            )
+
+
+def _check_file(name: str, fd: int, size_bytes: int) -> None:
+    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    if seals & REQUIRED_SEALS != REQUIRED_SEALS:
+        raise ProtocolError("bad_arena", f"the {name} could be resized: its seals are {seals:#x}")
+    found = os.fstat(fd).st_size
+    if found != size_bytes:
+        raise ProtocolError("bad_arena", f"the {name} has {found} bytes, not {size_bytes}")

@@ -1,0 +1,419 @@
+"""A namespace as a client sees it: the calls on blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvd import protocol
+from kvd.connection import Connection
+from kvd.errors import ProtocolError, UnavailableError
+from kvd.results import Cleared, Location
+from kvd.values import checked_key, checked_keys, fill, flat_view, key_batches
+from tablespace import checksum64
+
+if TYPE_CHECKING:
+    from kvd.client import Client
+
+MAX_RETRIES = 3  # A slot rewritten that often while being read is a miss.
+INLINE_BATCH_BYTES = 16 << 20
+UNAVAILABLE = "unavailable"
+TierList = list[str | None]
+
+
+class NamespaceHandle:
+    """Blocks of one namespace. Safe from any thread; made by `Client.namespace`."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        if not isinstance(name, str) or not 1 <= len(name) <= protocol.MAX_NAMESPACE_CHARS:
+            raise ValueError(
+                f"a namespace's name has 1 to {protocol.MAX_NAMESPACE_CHARS} characters"
+            )
+        self._client = client
+        self.name = name
+
+    # -- storing -------------------------------------------------------------------------------
+
+    def put(
+        self, key: bytes, value: Any, *, retention: str = "long", ttl_s: float | None = None
+    ) -> bool:
+        """Store a block; True when it is present afterwards. See `put_many`."""
+        return self.put_many([(key, value)], retention=retention, ttl_s=ttl_s)[0]
+
+    def put_many(
+        self,
+        items: Sequence[tuple[bytes, Any]],
+        *,
+        retention: str = "long",
+        ttl_s: float | None = None,
+    ) -> list[bool]:
+        """Store blocks, copied in place into the shared arena.
+
+        Parameters
+        ----------
+        items : sequence of (key, value)
+            Keys of 1 to 223 bytes; values any contiguous buffers.
+        retention : {"none", "ephemeral", "short", "long"}
+            Not stored; memory only; written when evicted; written at once.
+        ttl_s : float or None
+            Seconds until the block expires.
+
+        Returns
+        -------
+        list of bool
+            Per item, whether it is present afterwards. What was not stored is counted by
+            reason in `Client.refusals`; it never raises for size, room or an absent daemon.
+        """
+        if retention not in ("none", "ephemeral", "short", "long"):
+            raise ValueError(f"retention {retention!r} is none of none, ephemeral, short, long")
+        keys = checked_keys([key for key, _ in items])
+        values = [flat_view(value) for _, value in items]
+        results = [False] * len(keys)
+        try:
+            connection = self._client.connection()
+        except UnavailableError:
+            self._client.refuse([UNAVAILABLE] * len(keys))
+            return results
+        for part in _parts(values, connection):
+            store = self._put_mapped if connection.mapping is not None else self._put_inline
+            try:
+                statuses = store(connection, keys[part], values[part], retention, ttl_s)
+            except UnavailableError:
+                statuses = [UNAVAILABLE] * len(values[part])
+            results[part] = [
+                status in (protocol.STORED, protocol.REFRESHED) for status in statuses
+            ]
+            refused = [
+                status
+                for status in statuses
+                if status not in (protocol.STORED, protocol.REFRESHED)
+            ]
+            if refused:
+                self._client.refuse(refused)
+        return results
+
+    def _put_mapped(
+        self,
+        connection: Connection,
+        keys: list[bytes],
+        values: list[memoryview],
+        retention: Any,
+        ttl_s: float | None,
+    ) -> list[str]:
+        client, mapping = self._client, connection.mapping
+        assert mapping is not None
+        accepted = 0
+        client.begin_write(connection)
+        try:
+            granted = client.ask(
+                protocol.Reserve(
+                    namespace=self.name,
+                    sizes=[value.nbytes for value in values],
+                    keys=keys,
+                    retention=retention,
+                    ttl_s=ttl_s,
+                ),
+                protocol.Granted,
+                connection=connection,
+            )
+            statuses = [grant.status for grant in granted.grants]
+            if len(statuses) != len(keys):
+                connection.close("RESERVE was answered for another number of blocks")
+                raise UnavailableError("the daemon answered nonsense")
+            positions: list[int] = []
+            commits: list[protocol.CommitItem] = []
+            for position, grant in enumerate(granted.grants):
+                if grant.status == protocol.RESERVED:
+                    value = values[position]
+                    mapping.write(grant, value)
+                    positions.append(position)
+                    commits.append(
+                        protocol.CommitItem(
+                            grant.slot,
+                            grant.reservation,
+                            keys[position],
+                            value.nbytes,
+                            checksum64(value),
+                        )
+                    )
+            if commits:
+                stored = client.ask(
+                    protocol.Commit(
+                        namespace=self.name, items=commits, retention=retention, ttl_s=ttl_s
+                    ),
+                    protocol.StoredReply,
+                    connection=connection,
+                )
+                for position, status in zip(positions, stored.results, strict=True):
+                    statuses[position] = status
+            if retention == "long":
+                accepted = _accepted(statuses)
+            return statuses
+        except ProtocolError as error:
+            connection.close(str(error))
+            raise UnavailableError(str(error)) from error
+        finally:
+            client.end_write(connection, accepted)
+
+    def _put_inline(
+        self,
+        connection: Connection,
+        keys: list[bytes],
+        values: list[memoryview],
+        retention: Any,
+        ttl_s: float | None,
+    ) -> list[str]:
+        """Send the values themselves, where the arena is not mapped."""
+        client = self._client
+        limit = connection.limits.max_value_bytes
+        fits = [value.nbytes <= limit for value in values]
+        accepted = 0
+        client.begin_write(connection)
+        try:
+            reply = client.ask(
+                protocol.BatchSet(
+                    namespace=self.name,
+                    items=[
+                        protocol.SetItem(key, bytes(value), checksum64(value))
+                        for key, value, fit in zip(keys, values, fits, strict=True)
+                        if fit
+                    ],
+                    retention=retention,
+                    ttl_s=ttl_s,
+                ),
+                protocol.StoredReply,
+                connection=connection,
+            )
+            answered = iter(reply.results)
+            statuses = [next(answered, UNAVAILABLE) if fit else protocol.TOO_LARGE for fit in fits]
+            if retention == "long":
+                accepted = _accepted(statuses)
+            return statuses
+        finally:
+            client.end_write(connection, accepted)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a block's bytes, or None."""
+        key = checked_key(key)
+        for _ in range(1 + MAX_RETRIES):
+            found = self._look_up([key])
+            if found is None:
+                return None
+            connection, hits = found
+            hit = hits[0]
+            if hit is None or hit.data is not None:
+                return None if hit is None else hit.data
+            assert connection.mapping is not None
+            try:
+                value = connection.mapping.copy_bytes(hit)
+            except ProtocolError as error:
+                connection.close(str(error))
+                return None
+            if value is not None:
+                return value
+        return None
+
+    def get_into(self, key: bytes, buffer: Any) -> int | None:
+        """Copy a block into a buffer; return its length, or None for a miss.
+
+        Raises
+        ------
+        ValueError
+            When the buffer is shorter than the block; names both sizes.
+        """
+        return self.get_many_into([key], [buffer])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the blocks' bytes, None for each miss."""
+        values: list[bytes | None] = [None] * len(keys)
+        checked = checked_keys(keys)
+
+        def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
+            if hit.data is not None:
+                values[position] = hit.data
+            else:
+                assert connection.mapping is not None
+                values[position] = connection.mapping.copy_bytes(hit)
+            return values[position] is not None
+
+        self._read(checked, copy)
+        return values
+
+    def get_many_into(
+        self, keys: Sequence[bytes], buffers: Sequence[Any], tiers: TierList | None = None
+    ) -> list[int | None]:
+        """Copy blocks into buffers.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+            What to read.
+        buffers : sequence of writable contiguous buffers
+            One per key, each at least as long as its block.
+        tiers : list or None
+            If given, its contents are replaced by the tier that served each key: "memory",
+            "long", or None for a miss.
+
+        Returns
+        -------
+        list of int or None
+            Each block's length; None for a miss.
+
+        Raises
+        ------
+        ValueError
+            When a buffer is shorter than its block, or the numbers differ.
+        """
+        if len(keys) != len(buffers):
+            raise ValueError(f"{len(keys)} keys for {len(buffers)} buffers")
+        checked = checked_keys(keys)
+        lengths: list[int | None] = [None] * len(keys)
+        served: TierList = [None] * len(keys)
+
+        def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
+            if hit.data is not None:
+                length = fill(buffers[position], hit.data)
+            else:
+                assert connection.mapping is not None
+                length = connection.mapping.copy_out(hit, buffers[position])
+            if length < 0:
+                return False
+            lengths[position] = length
+            served[position] = hit.tier
+            return True
+
+        self._read(checked, copy)
+        if tiers is not None:
+            tiers[:] = served
+        return lengths
+
+    def _read(self, keys: list[bytes], copy: Any) -> None:
+        """Look keys up batch by batch and copy what is found, asking again what changed."""
+        try:
+            size = _batch_blocks(self._client.connection())
+        except UnavailableError:
+            return
+        for first in range(0, len(keys), size):
+            wanted = list(range(first, min(len(keys), first + size)))
+            for _ in range(1 + MAX_RETRIES):
+                found = self._look_up([keys[position] for position in wanted])
+                if found is None:
+                    return
+                connection, hits = found
+                try:
+                    wanted = [
+                        position
+                        for position, hit in zip(wanted, hits, strict=True)
+                        if hit is not None and not copy(connection, position, hit)
+                    ]
+                except ProtocolError as error:
+                    connection.close(str(error))
+                    return
+                if not wanted:
+                    break
+
+    def _look_up(self, keys: list[bytes]) -> tuple[Connection, list[protocol.Hit | None]] | None:
+        """Ask the daemon; None when it cannot be asked."""
+        try:
+            connection = self._client.connection()
+            reply = self._client.ask(
+                protocol.BatchGet(
+                    namespace=self.name, keys=keys, inline=connection.mapping is None
+                ),
+                protocol.Found,
+                connection=connection,
+            )
+        except UnavailableError:
+            return None
+        if len(reply.hits) != len(keys):
+            connection.close("BATCH_GET was answered for another number of keys")
+            return None
+        return connection, reply.hits
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return which keys any tier has; all False while the daemon is away."""
+        present: list[bool] = []
+        for part in key_batches(keys):
+            try:
+                reply = self._client.ask(
+                    protocol.Exists(namespace=self.name, keys=part), protocol.Presence
+                )
+                present += reply.present
+            except UnavailableError:
+                present += [False] * len(part)
+        return present
+
+    def match_prefix(self, keys: Sequence[bytes]) -> int:
+        """Return how many leading keys any tier has; 0 while the daemon is away."""
+        total = 0
+        for part in key_batches(keys):
+            try:
+                count = self._client.ask(
+                    protocol.MatchPrefix(namespace=self.name, keys=part), protocol.Counted
+                ).count
+            except UnavailableError:
+                return total
+            total += count
+            if count < len(part):
+                return total
+        return total
+
+    def locate(self, keys: Sequence[bytes]) -> list[Location]:
+        """Return where each block is; UnavailableError when no daemon answers."""
+        locations: list[Location] = []
+        for part in key_batches(keys):
+            reply = self._client.ask(
+                protocol.Locate(namespace=self.name, keys=part), protocol.Located
+            )
+            locations += reply.locations
+        return locations
+
+    def touch(self, keys: Sequence[bytes]) -> int:
+        """Refresh the recency of keys; return how many were in memory."""
+        return self._count(
+            [protocol.Touch(namespace=self.name, keys=part) for part in key_batches(keys)]
+        )
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Remove blocks from every tier; return how many there were."""
+        return self._count(
+            [protocol.Delete(namespace=self.name, keys=part) for part in key_batches(keys)]
+        )
+
+    def clear(self) -> Cleared:
+        """Remove the whole namespace; UnavailableError when no daemon answers."""
+        request = protocol.Clear(namespace=self.name)
+        return self._client.ask(request, protocol.ClearedReply).cleared
+
+    def _count(self, requests: Sequence[protocol.Message]) -> int:
+        total = 0
+        for request in requests:
+            try:
+                total += self._client.ask(request, protocol.Counted).count
+            except UnavailableError:
+                return total
+        return total
+
+
+def _accepted(statuses: Sequence[str]) -> int:
+    return sum(status in (protocol.STORED, protocol.REFRESHED) for status in statuses)
+
+
+def _batch_blocks(connection: Connection) -> int:
+    """Return how many blocks one lookup may ask for: a small arena holds no more at once."""
+    limits = connection.limits
+    size = limits.max_batch_blocks
+    if connection.mapping is None:
+        size = min(size, max(1, INLINE_BATCH_BYTES // max(1, limits.max_value_bytes)))
+    return max(1, size)
+
+
+def _parts(values: Sequence[memoryview], connection: Connection) -> Iterator[slice]:
+    """Cut a long put into requests."""
+    size = _batch_blocks(connection)
+    for first in range(0, len(values), size):
+        yield slice(first, first + size)

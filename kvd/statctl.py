@@ -1,0 +1,118 @@
+"""`python -m kvd.statctl`: print a running daemon's counters, and why there are no hits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from kvd.client import Client
+from kvd.errors import UnavailableError
+from kvd.results import Stats
+from tablespace import format_size
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the counters; return 0, or 1 when no daemon answers."""
+    parser = argparse.ArgumentParser(prog="kvd statctl", description=__doc__)
+    parser.add_argument("--socket", metavar="PATH", help="default: as the client's")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    flags = parser.parse_args(argv)
+    with Client(flags.socket, map_arena=False) as client:
+        try:
+            stats = client.stats()
+        except UnavailableError as error:
+            sys.stderr.write(f"kvd statctl: {error}; is the daemon running, on this socket?\n")
+            return 1
+    reason = no_hits_reason(stats)
+    if flags.json:
+        document = stats.to_dict()
+        document["no_hits_reason"] = reason
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    else:
+        sys.stdout.write("\n".join(_lines(stats, reason)) + "\n")
+    return 0
+
+
+def no_hits_reason(stats: Stats) -> str | None:
+    """Return the likely reason for 0 hits, or None when there are hits."""
+    if stats.hits_total:
+        return None
+    if not stats.sets_total and not stats.gets_total:
+        if not stats.engines and stats.sessions <= 1:
+            return "no engine is connected: set KVD_SOCKET for it to this daemon's socket"
+        return "engines are connected but asked for nothing yet: send the same prompt twice"
+    if not stats.gets_total:
+        return "blocks were stored but none looked up: send the same prompt again"
+    if not stats.sets_total:
+        return "blocks were looked up but none stored: the engine only reads, or its stores fail"
+    if not stats.sets_stored and not stats.sets_refreshed:
+        return f"every block offered was refused: {stats.refused}"
+    return (
+        "blocks are stored and looked up under different names: another namespace (model, "
+        "layout, parallelism) or another hash seed (the same PYTHONHASHSEED everywhere)"
+    )
+
+
+def _lines(stats: Stats, reason: str | None) -> list[str]:
+    memory, long = stats.memory, stats.long
+    rows: list[tuple[str, object]] = [
+        ("version", stats.version),
+        ("pid", stats.pid),
+        ("uptime_s", stats.uptime_s),
+        ("sessions", stats.sessions),
+        ("namespaces", stats.namespaces),
+        ("sets_total", stats.sets_total),
+        ("sets_stored", stats.sets_stored),
+        ("sets_refreshed", stats.sets_refreshed),
+        ("sets_refused", _reasons(stats)),
+        ("gets_total", stats.gets_total),
+        ("hits_total", stats.hits_total),
+        ("misses_total", stats.misses_total),
+        ("deletes_total", stats.deletes_total),
+        ("errors_total", stats.errors_total),
+        ("memory.hits", memory.hits),
+        ("memory.misses", memory.misses),
+        ("memory.evictions", memory.evictions),
+        ("memory.entries", memory.entries),
+        ("memory.bytes", f"{memory.value_bytes} ({format_size(memory.value_bytes)})"),
+        ("memory.slots", f"{memory.slots_free} free of {memory.slots} x {memory.slot_bytes}"),
+        ("memory.no_room", memory.no_room),
+        ("memory.corrupt", memory.corrupt),
+    ]
+    if long.enabled:
+        rows += [
+            ("long.hits", long.hits),
+            ("long.misses", long.misses),
+            ("long.evictions", long.evictions),
+            ("long.entries", f"{long.entries} of {long.capacity_slots}"),
+            ("long.blocks_written", long.blocks_written),
+            ("long.blocks_promoted", long.blocks_promoted),
+            ("long.dropped", long.dropped),
+            ("long.corrupt", long.corrupt),
+            ("long.queue", f"{long.queue_blocks} blocks, {long.queue_bytes} bytes"),
+            ("long.write_back_us", f"p50 {long.write_back.p50_us} p99 {long.write_back.p99_us}"),
+            ("long.promotion_us", f"p50 {long.promotion.p50_us} p99 {long.promotion.p99_us}"),
+            ("long.io", f"{long.io_mode} by {long.io_engine}"),
+            ("long.failed", long.failed),
+        ]
+    else:
+        rows.append(("long", "none (--long-path DIR adds one)"))
+    rows += [("note", note) for note in stats.notes]
+    lines = [f"{name:<22} {value}" for name, value in rows]
+    if reason is not None:
+        lines.append(f"\n0 hits: {reason}")
+    return lines
+
+
+def _reasons(stats: Stats) -> str:
+    if not stats.sets_refused:
+        return "0"
+    reasons = ", ".join(f"{reason} {count}" for reason, count in stats.refused.items())
+    return f"{stats.sets_refused} ({reasons})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Keys and values as callers hand them in: checked, and seen as flat bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES
+
+
+def checked_key(key: bytes) -> bytes:
+    """Return the key; TypeError or ValueError when it is none."""
+    if not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes, not {type(key).__name__}")
+    if not 1 <= len(key) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, this has {len(key)}")
+    return key
+
+
+def checked_keys(keys: Sequence[bytes]) -> list[bytes]:
+    """Check many keys at the speed of built-ins; the slow way only finds out which is bad."""
+    keys = list(keys)
+    if keys:
+        try:
+            lengths = list(map(len, keys))
+        except TypeError:
+            lengths = [0]
+        kinds = set(map(type, keys))
+        if kinds != {bytes} or min(lengths) < 1 or max(lengths) > MAX_KEY_BYTES:
+            return [checked_key(key) for key in keys]
+    return keys
+
+
+def flat_view(value: Any) -> memoryview:
+    """Return a value's bytes as a flat view; TypeError when it is no contiguous buffer."""
+    view = memoryview(value)
+    if not view.contiguous:
+        raise TypeError("a value must be a contiguous buffer")
+    if view.format == "B" and view.ndim == 1:
+        return view
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def fill(buffer: Any, data: bytes) -> int:
+    """Copy bytes to the start of a buffer; ValueError when it is too short."""
+    view = flat_view(buffer)
+    if view.nbytes < len(data):
+        raise ValueError(f"the value has {len(data)} bytes, the buffer only {view.nbytes}")
+    view[: len(data)] = data
+    return len(data)
+
+
+def key_batches(keys: Sequence[bytes]) -> list[list[bytes]]:
+    """Check keys and cut them into what one request may carry."""
+    checked = checked_keys(keys)
+    size = MAX_BATCH_KEYS
+    return [checked[first : first + size] for first in range(0, len(checked), size)]

@@ -1,0 +1,237 @@
+"""Garbage on the socket: an answer with a stable code, and a daemon that lives."""
+
+import random
+import socket
+import struct
+
+import msgspec
+import pytest
+
+from kvd.frames import MAX_FRAME_BYTES
+
+
+def _frame(body):
+    return struct.pack(">I", len(body)) + body
+
+
+def _pack(**message):
+    return _frame(msgspec.msgpack.encode(message))
+
+
+class Raw:
+    """A connection without a client behind it."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(10)
+        self.socket.connect(path)
+
+    def hello(self):
+        self.socket.sendall(_pack(op="HELLO", id=1, versions=[1], map=False))
+        assert self.reply()["op"] == "HELLO_ACK"
+        return self
+
+    def reply(self):
+        (length,) = struct.unpack(">I", self._exactly(4))
+        return msgspec.msgpack.decode(self._exactly(length))
+
+    def ask(self, **message):
+        self.socket.sendall(_pack(**message))
+        return self.reply()
+
+    def _exactly(self, size):
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+
+@pytest.fixture
+def raw(running):
+    connections = []
+
+    def connect():
+        connections.append(Raw(running.socket))
+        return connections[-1]
+
+    yield connect
+    for connection in connections:
+        connection.socket.close()
+    with running.client() as client:
+        assert client.namespace("after").put(b"k", b"v")
+        assert client.stats().pid == running.pid
+
+
+def test_unknown_ops_and_wrong_types_are_answered_and_the_connection_lives(raw):
+    connection = raw().hello()
+    cases = [
+        ({"op": "FLY", "id": 7}, "unknown_op", 7),
+        ({"op": "GET", "id": 8, "namespace": 3, "key": b"k"}, "bad_request", 8),
+        ({"op": "GET", "id": 9, "namespace": "m"}, "bad_request", 9),
+        ({"op": "GET", "id": 10, "namespace": "m", "key": b""}, "bad_request", 10),
+        ({"op": "GET", "id": 11, "namespace": "m", "key": bytes(224)}, "bad_request", 11),
+        ({"op": "GET", "id": 12, "namespace": "", "key": b"k"}, "bad_request", 12),
+        (
+            {"op": "BATCH_GET", "id": 13, "namespace": "m", "keys": [b"k"] * 4097},
+            "bad_request",
+            13,
+        ),
+        (
+            {"op": "COMMIT", "id": 14, "namespace": "m", "items": [[-1, 1, b"k", 1, 1]]},
+            "bad_request",
+            14,
+        ),
+        (
+            {
+                "op": "SET",
+                "id": 15,
+                "namespace": "m",
+                "key": b"k",
+                "value": b"v",
+                "checksum": 1,
+                "retention": "eternal",
+            },
+            "bad_request",
+            15,
+        ),
+        ({"op": "FLUSH", "id": 16, "timeout_s": -1.0}, "bad_request", 16),
+        ({"op": "FLUSH", "id": 17, "timeout_s": float("nan")}, "bad_request", 17),
+        (
+            {"op": "RESERVE", "id": 18, "namespace": "m", "sizes": [1], "keys": []},
+            "bad_request",
+            18,
+        ),
+        ({"op": 5}, "malformed", 0),
+        ({"id": 5}, "malformed", 0),
+    ]
+    for message, code, request_id in cases:
+        reply = connection.ask(**message)
+        assert (reply["op"], reply["code"], reply["id"]) == ("ERROR", code, request_id), message
+    for body in (b"", b"\xc1", b"\x91" * 5000, b"hello", msgspec.msgpack.encode([1, 2])):
+        connection.socket.sendall(_frame(body))
+        assert connection.reply()["code"] == "malformed"
+    assert connection.ask(op="PING", id=99) == {"op": "OK", "id": 99}
+
+
+def test_hello_comes_first_and_once(raw):
+    connection = raw()
+    assert connection.ask(op="PING", id=1)["op"] == "OK"
+    assert connection.ask(op="STATS", id=2)["code"] == "hello_required"
+    reply = connection.ask(op="HELLO", id=3, versions=[99])
+    assert reply["code"] == "version_unsupported"
+    assert "[1]" in reply["message"]
+    connection.hello()
+    assert connection.ask(op="HELLO", id=4, versions=[1])["code"] == "bad_request"
+
+
+def test_an_oversized_frame_is_refused_and_the_connection_closed(raw):
+    connection = raw().hello()
+    connection.socket.sendall(struct.pack(">I", MAX_FRAME_BYTES + 1) + b"x" * 100)
+    assert connection.reply()["code"] == "frame_too_large"
+    with pytest.raises((EOFError, ConnectionResetError)):
+        connection.reply()
+
+
+def test_slots_a_session_does_not_hold_cannot_be_committed(raw, running):
+    connection = raw().hello()
+    for slot, reservation in ((0, 3), (5, 1), (10**9, 3), (2**63 - 1, 2**64 - 1)):
+        reply = connection.ask(
+            op="COMMIT", id=1, namespace="m", items=[[slot, reservation, b"k", 5, 1]]
+        )
+        assert reply["results"] == ["unknown_reservation"]
+    grant = connection.ask(op="RESERVE", id=2, namespace="m", sizes=[5])["grants"][0]
+    stranger = raw().hello()
+    reply = stranger.ask(
+        op="COMMIT", id=3, namespace="m", items=[[grant[1], grant[3], b"k", 5, 1]]
+    )
+    assert reply["results"] == ["unknown_reservation"]
+    reply = connection.ask(
+        op="COMMIT", id=4, namespace="m", items=[[grant[1], grant[3], b"k", 65537, 1]]
+    )
+    assert reply["results"] == ["too_large"]
+
+
+def test_a_wrong_checksum_never_reaches_the_disk(raw, running, wait_until):
+    connection = raw().hello()
+    reply = connection.ask(op="SET", id=1, namespace="m", key=b"k", value=b"value", checksum=12345)
+    assert reply["results"] == ["stored"]
+    assert connection.ask(op="FLUSH", id=2, timeout_s=10.0)["flushed"] == {
+        "durable": 0,
+        "dropped": 1,
+        "pending": 0,
+    }
+    with running.client() as client:
+        assert client.namespace("m").get(b"k") is None
+        assert client.stats().memory.corrupt == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_bytes_never_kill_the_daemon(raw, seed):
+    source = random.Random(seed)
+    valid = _pack(op="BATCH_GET", id=1, namespace="m", keys=[b"abc", b"def"])
+    for _ in range(40):
+        connection = raw()
+        if source.random() < 0.5:
+            connection.hello()
+        if source.random() < 0.5:
+            data = source.randbytes(source.randrange(1, 300))
+        else:
+            mutated = bytearray(valid)
+            for _ in range(source.randrange(1, 4)):
+                mutated[source.randrange(len(mutated))] = source.randrange(256)
+            data = bytes(mutated)
+        try:
+            connection.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        connection.socket.close()
+
+
+def test_a_client_that_never_reads_does_not_grow_the_daemon(raw, running):
+    connection = raw().hello()
+    connection.socket.settimeout(0.5)
+    request = _pack(op="STATS", id=1) * 200
+    sent = 0
+    with pytest.raises(TimeoutError):
+        for _ in range(2000):
+            connection.socket.sendall(request)
+            sent += len(request)
+    assert sent < 16 << 20
+
+
+def test_replies_too_large_to_send_are_refused(raw, running):
+    connection = raw().hello()
+    reply = connection.ask(
+        op="BATCH_GET", id=5, namespace="m", keys=[b"k%d" % n for n in range(513)], inline=True
+    )
+    assert (reply["code"], reply["id"]) == ("limit", 5)
+
+
+def test_inline_requests_sent_ahead_are_served_as_the_client_reads(raw, running):
+    connection = raw().hello()
+    with running.client() as client:
+        assert client.namespace("m").put(b"k", bytes(65536), retention="ephemeral")
+    count = 3000  # 192 MiB of replies to 150 KiB of requests.
+    connection.socket.sendall(
+        b"".join(
+            _pack(op="GET", id=n, namespace="m", key=b"k", inline=True)
+            for n in range(1, count + 1)
+        )
+    )
+    with open(f"/proc/{running.pid}/status") as status:
+        peak = next(line for line in status if line.startswith("VmHWM"))
+    assert int(peak.split()[1]) < 200_000
+    for n in range(1, count + 1):
+        reply = connection.reply()
+        assert reply["id"] == n
+        assert len(reply["hits"][0][6]) == 65536
+
+
+def test_half_a_frame_then_silence_blocks_nobody(raw, running):
+    connection = raw()
+    connection.socket.sendall(b"\x00\x00\x10\x00partial")
+    with running.client() as client:
+        assert client.namespace("m").put(b"x", b"y")

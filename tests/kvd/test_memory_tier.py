@@ -1,0 +1,166 @@
+"""The memory tier: eviction order, slot accounting, reservations."""
+
+import pytest
+
+from kvd import protocol
+from kvd.arena import Arena
+from kvd.block import Block, Retention
+from kvd.expiry import boot_clock_ns
+from kvd.memory_tier import MemoryTier
+from kvd.namespaces import Namespace
+from kvd.reservations import Reservations
+from kvd.session import RESERVATION_S, Session
+
+SLOTS = 16
+
+
+@pytest.fixture
+def memory():
+    arena = Arena(SLOTS * 4096, 4096)
+    tier = MemoryTier(arena, writes_back=True)
+    tier.add_slots(0, SLOTS)
+    yield tier
+    arena.close()
+
+
+@pytest.fixture
+def space():
+    return Namespace("m", 1)
+
+
+def _store(memory, space, key, retention=Retention.LONG, durable=True, expires_ns=0):
+    reserved = memory.reserve()
+    if reserved is None:
+        return None
+    block = Block(space, key, reserved[0], 1, 0, retention, expires_ns)
+    block.durable = durable
+    memory.publish(block)
+    return block
+
+
+def _accounted(memory):
+    return memory.free_slots + memory.entries + memory.reserved_slots + memory.quarantined_slots
+
+
+def test_eviction_goes_by_class_then_clean_before_dirty_then_recency(memory, space):
+    expired = _store(memory, space, b"x", expires_ns=boot_clock_ns() + 1)
+    dirty_long = _store(memory, space, b"ld", durable=False)
+    dirty_short = _store(memory, space, b"sd", Retention.SHORT, durable=False)
+    old_long = _store(memory, space, b"l1")
+    new_long = _store(memory, space, b"l2")
+    short = _store(memory, space, b"s", Retention.SHORT)
+    ephemeral = _store(memory, space, b"e", Retention.EPHEMERAL)
+    memory.touch(old_long)
+    order = [expired, ephemeral, short, new_long, old_long, dirty_short, dirty_long]
+    while memory.free_slots:
+        memory.reserve()
+    for victim in order:
+        assert not victim.gone
+        assert memory.reserve() is not None
+        assert victim.gone
+    assert memory.reserve() is None
+    assert memory.counters.no_room == 1
+    assert memory.counters.dropped == 2
+    assert memory.counters.expired == 1
+    assert _accounted(memory) == SLOTS
+
+
+def test_dirty_blocks_stay_while_the_disk_makes_progress(memory, space):
+    for number in range(SLOTS):
+        _store(memory, space, b"%d" % number, durable=False)
+    memory.may_drop_dirty = lambda: False
+    assert memory.reserve() is None
+    memory.may_drop_dirty = lambda: True
+    assert memory.reserve() is not None
+
+
+def test_a_block_in_flight_keeps_its_slot_until_it_lands(memory, space):
+    block = _store(memory, space, b"k", durable=False)
+    block.writing = True
+    memory.protect(block)
+    memory.remove(block)
+    assert memory.find(space, b"k") is None
+    assert memory.arena.records.version(block.slot) % 2 == 1
+    free = memory.free_slots
+    memory.landed(block)
+    assert memory.free_slots == free + 1
+
+
+def test_a_changed_expiry_is_what_counts(memory, space):
+    block = _store(memory, space, b"k", expires_ns=boot_clock_ns() + 10**12)
+    memory.set_expiry(block, boot_clock_ns() - 1)
+    assert memory.find(space, b"k") is None
+    kept = _store(memory, space, b"l", expires_ns=boot_clock_ns() + 1)
+    memory.set_expiry(kept, 0)
+    assert memory.sweep(10) == 0
+    assert memory.find(space, b"l") is kept
+
+
+class TestReservations:
+    @pytest.fixture
+    def clock(self):
+        return [1000.0]
+
+    @pytest.fixture
+    def reservations(self, memory, clock):
+        return Reservations(memory, clock=lambda: clock[0])
+
+    def test_one_session_gets_a_quarter_of_the_slots(self, reservations, memory):
+        session = Session(1)
+        granted = [reservations.reserve(session) for _ in range(SLOTS)]
+        assert sum(grant is not None for grant in granted) == SLOTS // 4
+
+    def test_an_expired_one_is_out_of_use_until_its_client_is_done(
+        self, reservations, memory, clock
+    ):
+        session = Session(1)
+        slot, number = reservations.reserve(session)
+        clock[0] += RESERVATION_S + 1
+        reservations.expire(session)
+        assert memory.quarantined_slots == 1
+        assert memory.free_slots == SLOTS - 1
+        assert reservations.take(session, slot, number) == protocol.EXPIRED
+        assert memory.free_slots == SLOTS
+        assert reservations.take(session, slot, number) == protocol.UNKNOWN_RESERVATION
+        assert _accounted(memory) == SLOTS
+
+    def test_a_closed_connection_is_no_dead_process(self, reservations, memory):
+        session = Session(1, pid=42)
+        reservations.reserve(session)
+        assert reservations.end(session, writer_is_done=False)
+        assert memory.quarantined_slots == 1
+        reservations.release(1, pid=43)
+        assert memory.quarantined_slots == 1
+        reservations.release(1, pid=42)
+        reservations.release(1, pid=42)
+        assert memory.quarantined_slots == 0
+        assert memory.free_slots == SLOTS
+
+    def test_bye_gives_everything_back_at_once(self, reservations, memory, clock):
+        session = Session(1)
+        reservations.reserve(session)
+        clock[0] += RESERVATION_S + 1
+        reservations.expire(session)
+        reservations.reserve(session)
+        assert not reservations.end(session, writer_is_done=True)
+        assert memory.free_slots == SLOTS
+        assert _accounted(memory) == SLOTS
+
+
+class TestSessionFlush:
+    def test_a_barrier_waits_for_what_was_stored_before_it_only(self):
+        session = Session(1)
+        first, second = session.open_ticket(), session.open_ticket()
+        reached = []
+        session.add_barrier(lambda: reached.append(True))
+        third = session.open_ticket()
+        session.resolve(third, True)
+        session.resolve(first, False)
+        assert not reached
+        session.resolve(second, None)
+        assert reached == [True]
+        flushed = session.flushed()
+        assert (flushed.durable, flushed.dropped, flushed.pending) == (1, 1, 0)
+
+    def test_nothing_pending_needs_no_barrier(self):
+        assert Session(1).add_barrier(lambda: None) is None

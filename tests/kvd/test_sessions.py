@@ -1,0 +1,157 @@
+"""Sessions: what a client that dies, lingers or may only read leaves behind."""
+
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from kvd import protocol
+
+HOLDER = """
+import sys, time
+import kvd
+from kvd import protocol
+
+client = kvd.Client(sys.argv[1])
+granted = client.ask(protocol.Reserve(namespace="m", sizes=[100] * 8), protocol.Granted)
+assert [grant.status for grant in granted.grants] == ["reserved"] * 8
+if sys.argv[2] == "hang up":
+    client.connection().close()
+sys.stdout.write("holding\\n")
+sys.stdout.flush()
+sys.stdin.read()
+if sys.argv[2] == "hang up":
+    assert client.namespace("m").put(b"again", b"v")
+    sys.stdout.write("again\\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+STRANGER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as connected:
+    connected.settimeout(10)
+    connected.connect(sys.argv[1])
+    sys.exit(0 if connected.recv(1) == b"" else 1)
+"""
+
+
+@pytest.fixture
+def holder(running):
+    started = []
+
+    def start(how):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, running.socket, how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"holding\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_killed_clients_slots_come_back(running, holder, wait_until):
+    process = holder("stay")
+    with running.client(map_arena=False) as client:
+        assert client.stats().memory.slots_reserved == 8
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+        def back():
+            memory = client.stats().memory
+            return memory.slots_reserved == memory.slots_quarantined == 0
+
+        wait_until(back)
+        assert client.stats().memory.slots_free == 128
+
+
+def test_a_hung_up_clients_slots_wait_for_its_process(running, holder, wait_until):
+    process = holder("hang up")
+    with running.client(map_arena=False) as client:
+        wait_until(lambda: client.stats().memory.slots_quarantined == 8)
+        process.kill()
+        process.wait()
+        wait_until(lambda: client.stats().memory.slots_quarantined == 0)
+
+
+def test_a_reconnecting_client_lets_its_old_slots_go(daemons, tmp_path, wait_until):
+    daemon = daemons(disk=False).start()
+    with daemon.client() as client, daemon.client(map_arena=False) as watcher:
+        client.ask(protocol.Reserve(namespace="m", sizes=[100] * 8), protocol.Granted)
+        client.connection().close()
+        wait_until(lambda: watcher.stats().memory.slots_quarantined == 8)
+        assert client.namespace("m").put(b"again", b"v")
+        assert watcher.stats().memory.slots_quarantined == 0
+
+
+def test_a_client_that_may_only_read_gets_a_read_only_arena(running):
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(10)
+        connected.connect(running.socket)
+        body = msgspec.msgpack.encode({"op": "HELLO", "versions": [1], "write": False})
+        connected.sendall(struct.pack(">I", len(body)) + body)
+        (length,) = struct.unpack(">I", connected.recv(4, socket.MSG_WAITALL))
+        ack = msgspec.msgpack.decode(connected.recv(length, socket.MSG_WAITALL))
+        _, fds, _, _ = socket.recv_fds(connected, 4, 2)
+        size = ack["arena"]["data_bytes"]
+        try:
+            with pytest.raises(PermissionError):
+                mmap.mmap(fds[1], size)
+            mmap.mmap(fds[1], size, access=mmap.ACCESS_READ).close()
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_hung_up_on(running, tmp_path):
+    parent = tmp_path
+    while parent != parent.parent:
+        if parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+        parent = parent.parent
+    os.chmod(running.socket, 0o666)
+    done = subprocess.run([sys.executable, "-c", STRANGER, running.socket], check=False)
+    assert done.returncode == 0
+    assert "refused a connection of user 65534" in running.log
+
+
+def test_statistics_cost_a_fresh_arena_nothing(running):
+    with running.client(map_arena=False) as client:
+        client.stats()
+        assert client.connection().mapping is None
+        assert client.stats().memory.slots_reserved == 0
+
+
+def test_stopping_is_bounded_while_a_client_stays_connected(running):
+    client = running.client()
+    assert client.namespace("m").put(b"k", b"v")
+    assert running.stop() == 0
+    assert client.namespace("m").get(b"k") is None
+    client.close()
+
+
+def test_a_larger_arena_serves_while_it_is_still_being_populated(daemons, wait_until):
+    daemon = daemons("--max-bytes", "256M", disk=False).start()
+    with daemon.client() as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", b"v")
+        assert blocks.get(b"k") == b"v"
+        wait_until(lambda: client.stats().memory.slots_populated == 4096)
+    assert daemon.stop() == 0
