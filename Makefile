@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The build backend looks for meson, ninja and cython on the path.
+PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(shell find tablespace -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
 	-o -name '*.h' -o -name 'meson.build' -o -name 'pyproject.toml' | grep -v /build/)
 
@@ -31,8 +32,9 @@ dev: $(VENV)/.tools
 	@touch $(VENV)/.installed
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
-	$(PIP) install --quiet --no-build-isolation --no-deps ./tablespace
-	$(PIP) install --quiet --no-deps --editable .
+	$(PIP) install --quiet --no-build-isolation --no-deps --force-reinstall \
+		--config-settings=build-dir="$(CURDIR)/$(VENV)/build" ./tablespace
+	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.tools: pyproject.toml setup.py tablespace/pyproject.toml requirements-dev.txt

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tablespace._core.aligned_buffer import AlignedBuffer
-from tablespace.commit import Committer
 from tablespace._core.victim_list import VictimList
+from tablespace.commit import Committer
 from tablespace.io.commit_group import CommitGroup
 from tablespace.layout import Geometry
 from tablespace.testing import (
@@ -49,12 +49,15 @@ def starts(*names: str) -> Callable[[str], bool]:
     return lambda label: label.startswith(names)
 
 
-@pytest.mark.parametrize("rule, files", [
-    ("sync of data before the journal", ("containers/",)),
-    ("sync of the journal before the acknowledgement", ("index.log",)),
-    ("sync of the snapshot before its rename", ("index.snapshot",)),
-    ("sync of the directory after a rename", ("/",)),
-])
+@pytest.mark.parametrize(
+    "rule, files",
+    [
+        ("sync of data before the journal", ("containers/",)),
+        ("sync of the journal before the acknowledgement", ("index.log",)),
+        ("sync of the snapshot before its rename", ("index.snapshot",)),
+        ("sync of the directory after a rename", ("/",)),
+    ],
+)
 def test_a_skipped_sync_is_noticed(rule: str, files: tuple[str, ...]) -> None:
     with pytest.raises(Breach):
         hunt(history(), ignore_sync=starts(*files))
@@ -78,8 +81,13 @@ def test_on_a_disk_that_lies_about_every_sync_nothing_is_ever_wrong() -> None:
     images = 0
     for seed in range(3):
         workload = history(seed)
-        report = hunt(workload, ignore_sync=lambda label: True, truth_only=True,
-                      ignore_from=workload.disk.clock // 3, seed=seed)
+        report = hunt(
+            workload,
+            ignore_sync=lambda label: True,
+            truth_only=True,
+            ignore_from=workload.disk.clock // 3,
+            seed=seed,
+        )
         images += report.images
     assert images > 500
 

@@ -41,8 +41,15 @@ def try_sequence(
     start = workload.disk.clock
     OPERATIONS[names[-1]](workload)
     assert not workload.disk.violations, names
-    hunt = Hunt(workload.recorder, geometry, start=start, limit=12, nested_limit=2,
-                nested_every=25, report=report)
+    hunt = Hunt(
+        workload.recorder,
+        geometry,
+        start=start,
+        limit=12,
+        nested_limit=2,
+        nested_every=25,
+        report=report,
+    )
     try:
         hunt.run()
     except AssertionError as breach:
@@ -61,8 +68,9 @@ def walk(geometry: Geometry, evict: bool, sequences: Sequence[Sequence[str]]) ->
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("geometry", [ONE_CONTAINER, THREE_CONTAINERS], ids=["one", "three"])
 def test_every_crash_of_every_sequence_of_two_operations(geometry: Geometry, evict: bool) -> None:
-    sequences = [names for length in (1, 2)
-                 for names in itertools.product(OPERATIONS, repeat=length)]
+    sequences = [
+        names for length in (1, 2) for names in itertools.product(OPERATIONS, repeat=length)
+    ]
     assert walk(geometry, evict, sequences).images > 400
 
 

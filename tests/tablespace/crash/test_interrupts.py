@@ -35,9 +35,7 @@ def operation(workload: Workload, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["put", "delete", "snapshot"])
 @pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt])
-def test_an_interrupt_at_every_step_loses_nothing(
-    name: str, error: type[BaseException]
-) -> None:
+def test_an_interrupt_at_every_step_loses_nothing(name: str, error: type[BaseException]) -> None:
     """Interrupted between the journal's append and the end of a commit, the store gave the
     numbers of the records in the journal to the next commit's, which recovery then skipped."""
     base = fresh_region(GEOMETRY)

@@ -20,8 +20,19 @@ from tablespace.testing.workload import fresh_region
 GEOMETRY = Geometry(4096, 8192, 2)
 KEYS = [b"key-%d" % number for number in range(6)]
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR, "short": 0}
-KINDS = ("read", "write", "sync", "length", "open", "rename", "link", "unlink", "names-sync",
-         "submit", "reap")
+KINDS = (
+    "read",
+    "write",
+    "sync",
+    "length",
+    "open",
+    "rename",
+    "link",
+    "unlink",
+    "names-sync",
+    "submit",
+    "reap",
+)
 # EINTR and short counts are what transfers and syncs answer; the queue's own calls handle EINTR.
 FAULTS = [
     *itertools.product(("read", "write"), ERRORS),
@@ -78,8 +89,9 @@ def test_the_nth_error_of_a_run_breaks_no_promise(
     images = 0
     for nth in itertools.count(1):
         workload = Workload(GEOMETRY, disk=region.survivor(nth), evict=True, seed=nth)
-        plan = FaultPlan(Fault(kind, nth, ERRORS[error], short=error == "short",
-                               persistent=persistent))
+        plan = FaultPlan(
+            Fault(kind, nth, ERRORS[error], short=error == "short", persistent=persistent)
+        )
         workload.disk.faults = plan
         try:
             some_operations(workload)

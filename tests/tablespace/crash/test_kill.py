@@ -24,8 +24,10 @@ LONGEST_START_S = 0.5
 
 def run_and_kill(path: Path, seed: int, chance: random.Random) -> int:
     """Run a child, kill it, and return how many operations it acknowledged."""
-    child = subprocess.Popen([sys.executable, "-m", "tablespace.testing.killed", str(path),
-                              str(seed)], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tablespace.testing.killed", str(path), str(seed)],
+        stdout=subprocess.PIPE,
+    )
     assert child.stdout is not None
     output = child.stdout.fileno()
     said = b""
@@ -71,8 +73,9 @@ def test_a_killed_child_leaves_all_it_acknowledged(rounds: int, tmp_path: Path) 
         try:
             found = look_at_copy(path, copy, allowed)
         except BaseException as error:
-            raise AssertionError(f"round (seed) {seed}, {acknowledged} acknowledged: {error}"
-                                 ) from error
+            raise AssertionError(
+                f"round (seed) {seed}, {acknowledged} acknowledged: {error}"
+            ) from error
         # What was in flight and not found now may yet not appear: recovery decides once.
         allowed = {**allowed, **found}
     print(f"{rounds} kills, {total} acknowledged operations")

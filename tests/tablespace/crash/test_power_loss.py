@@ -72,8 +72,12 @@ def test_the_same_seed_gives_the_same_trace() -> None:
         workload = Workload(SMALL, seed=5)
         # The region's identity is random: replace it before comparing.
         workload.random(15, KEYS, reopen=False)
-        traces.append([(event.kind, event.node, event.offset, len(event.data))
-                       for event in workload.disk.trace])
+        traces.append(
+            [
+                (event.kind, event.node, event.offset, len(event.data))
+                for event in workload.disk.trace
+            ]
+        )
     assert traces[0] == traces[1]
 
 

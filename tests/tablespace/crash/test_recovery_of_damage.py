@@ -106,8 +106,9 @@ def test_appends_after_a_torn_tail_are_all_kept(sector_bytes: int) -> None:
         # The journal's write of the next commit is torn: stop right before its sync.
         clocks: list[int] = []
 
-        def note(kind: str, label: str, workload: Workload = workload,
-                 clocks: list[int] = clocks) -> None:
+        def note(
+            kind: str, label: str, workload: Workload = workload, clocks: list[int] = clocks
+        ) -> None:
             if kind == "sync" and label.startswith("index.log"):
                 clocks.append(workload.disk.clock)
 

@@ -94,8 +94,13 @@ def damaged(data: bytes, rounds: int) -> Iterator[tuple[str, bytes]]:
         for _ in range(rounds):
             way = chance.choice(("bit", "zero", "ff", "drop", "double"))
             byte = data[at : at + 1]
-            new = {"bit": bytes([byte[0] ^ 1 << chance.randrange(8)]), "zero": b"\0",
-                   "ff": b"\xff", "drop": b"", "double": byte * 2}[way]
+            new = {
+                "bit": bytes([byte[0] ^ 1 << chance.randrange(8)]),
+                "zero": b"\0",
+                "ff": b"\xff",
+                "drop": b"",
+                "double": byte * 2,
+            }[way]
             yield f"{way} at {at}", data[:at] + new + data[at + 1 :]
     for at in range(0, used, 7):
         yield f"cut at {at}", data[:at]
@@ -116,9 +121,7 @@ def reach(where: str, name: str, base: Disk) -> int:
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FILES)
-def test_every_byte_of_a_file_damaged(
-    name: str, rounds: int, region: Region
-) -> None:
+def test_every_byte_of_a_file_damaged(name: str, rounds: int, region: Region) -> None:
     base = region[0]
     counts: dict[str, int] = {}
     for where, data in damaged(base.read_file(name), rounds):
@@ -132,9 +135,7 @@ def test_every_byte_of_a_file_damaged(
 
 @pytest.mark.parametrize("mode", ["salvage", "empty"])
 @pytest.mark.parametrize("name", [JOURNAL_NAME, SNAPSHOT_NAME, JOURNAL_BACKUP_NAME])
-def test_salvage_and_empty_always_open_and_never_lie(
-    name: str, mode: str, region: Region
-) -> None:
+def test_salvage_and_empty_always_open_and_never_lie(name: str, mode: str, region: Region) -> None:
     base = region[0]
     every = list(damaged(base.read_file(name), 1))
     for where, data in random.Random(name).sample(every, 120):
@@ -146,8 +147,31 @@ def test_salvage_and_empty_always_open_and_never_lie(
         assert found in ("opened", "FormatVersionError"), (where, found)
 
 
-HOSTILE = (-1, 0, 1, 5, 1 << 31, (1 << 63) - 1, 1 << 63, 1 << 64, 1.5, None, True, "", "00", "x",
-           [], [0], [0, 0, 0], [99, 99], [-1, -1], {}, "put", "delete", "zz" * 300)
+HOSTILE = (
+    -1,
+    0,
+    1,
+    5,
+    1 << 31,
+    (1 << 63) - 1,
+    1 << 63,
+    1 << 64,
+    1.5,
+    None,
+    True,
+    "",
+    "00",
+    "x",
+    [],
+    [0],
+    [0, 0, 0],
+    [99, 99],
+    [-1, -1],
+    {},
+    "put",
+    "delete",
+    "zz" * 300,
+)
 
 
 def changed_members(line: bytes) -> Iterator[tuple[str, bytes]]:
@@ -168,9 +192,7 @@ def changed_members(line: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_member_changed_under_a_correct_checksum(
-    name: str, region: Region
-) -> None:
+def test_every_member_changed_under_a_correct_checksum(name: str, region: Region) -> None:
     """Values a writer of this version never wrote: no error but a typed one leaves `open`."""
     base = region[0]
     data = base.read_file(name)
@@ -237,9 +259,7 @@ def test_a_newer_format_is_refused_by_its_version(
 
 
 @pytest.mark.parametrize("name", [*FILES, "containers/0001.bin"])
-def test_a_missing_or_empty_file_is_damage_or_harmless(
-    name: str, region: Region
-) -> None:
+def test_a_missing_or_empty_file_is_damage_or_harmless(name: str, region: Region) -> None:
     for how in ("absent", "empty"):
         disk = region[0].survivor()
         disk.write_file(name, b"")

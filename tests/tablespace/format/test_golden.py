@@ -93,9 +93,7 @@ def test_a_golden_region_opens_and_reads(version: str, io_engine: str, tmp_path:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_golden_region_is_read_from_its_older_snapshot_too(
-    version: str, tmp_path: Path
-) -> None:
+def test_a_golden_region_is_read_from_its_older_snapshot_too(version: str, tmp_path: Path) -> None:
     path = tmp_path / "region"
     shutil.copytree(GOLDEN / version / "region", path)
     (path / "index.snapshot.json").unlink()

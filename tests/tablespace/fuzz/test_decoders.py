@@ -19,8 +19,13 @@ from tablespace.snapshot import SNAPSHOT_NAME, load_snapshot
 from tablespace.testing import Disk, SimulatedDirectory
 
 GOLDEN = Path(__file__).parent.parent / "format" / "golden" / "v1" / "region"
-SMALL = settings(max_examples=400, derandomize=True, database=None, deadline=None,
-                 suppress_health_check=list(HealthCheck))
+SMALL = settings(
+    max_examples=400,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 # Valid input, the same in every run: a golden region's files.
 IDENTITY = (GOLDEN / REGION_NAME).read_bytes()[:4096]
@@ -52,7 +57,8 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
             if digits:
                 place = chance.choice(digits)
                 out[place : place + 1] = chance.choice(
-                    (b"-1", b"0", b"9" * 25, b"18446744073709551615", b"4294967296", b"1e9"))
+                    (b"-1", b"0", b"9" * 25, b"18446744073709551615", b"4294967296", b"1e9")
+                )
         elif way == 6:
             other = chance.randrange(len(out) + 1)
             out[at:at] = out[min(at, other) : max(at, other)][:2000]
@@ -60,8 +66,10 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
             del out[at:]
     if chance.random() < 0.7:
         lines = bytes(out).split(b"\n")
-        lines = [seal(line[: line.rindex(b',"line":"')])[:-1]
-                 if b',"line":"' in line else line for line in lines]
+        lines = [
+            seal(line[: line.rindex(b',"line":"')])[:-1] if b',"line":"' in line else line
+            for line in lines
+        ]
         return b"\n".join(lines)
     return bytes(out)
 
@@ -86,8 +94,15 @@ def again(record: dict[str, object]) -> bytes:
     writer = LineWriter()
     place = (record["container"], record["slot"])
     if record["op"] == "put":
-        writer.put(record["seq"], record["grp"], record["key"], *place, record["length"],
-                   record["check"], record["metadata"])
+        writer.put(
+            record["seq"],
+            record["grp"],
+            record["key"],
+            *place,
+            record["length"],
+            record["check"],
+            record["metadata"],
+        )
     else:
         writer.free(record["op"], record["seq"], record["grp"], record["key"], *place)
     return writer.getvalue()[:-1]
@@ -96,8 +111,9 @@ def again(record: dict[str, object]) -> bytes:
 def try_snapshot(data: bytes) -> None:
     disk = Disk()
     disk.write_file(SNAPSHOT_NAME, data)
-    typed(lambda: load_snapshot(SimulatedDirectory(disk), SNAPSHOT_NAME, REGION,
-                                new_index(REGION)))
+    typed(
+        lambda: load_snapshot(SimulatedDirectory(disk), SNAPSHOT_NAME, REGION, new_index(REGION))
+    )
 
 
 def try_journal(data: bytes) -> None:
@@ -158,12 +174,22 @@ def test_arbitrary_bytes_are_refused_or_read(data: bytes) -> None:
 
 
 @SMALL
-@given(seq=st.integers(1, (1 << 63) - 1), key=st.binary(min_size=1, max_size=255),
-       container=st.integers(0, (1 << 32) - 1), slot=st.integers(0, (1 << 32) - 1),
-       length=st.integers(0, (1 << 32) - 1), check=st.integers(0, (1 << 64) - 1),
-       metadata=st.none() | st.binary(min_size=1, max_size=255))
+@given(
+    seq=st.integers(1, (1 << 63) - 1),
+    key=st.binary(min_size=1, max_size=255),
+    container=st.integers(0, (1 << 32) - 1),
+    slot=st.integers(0, (1 << 32) - 1),
+    length=st.integers(0, (1 << 32) - 1),
+    check=st.integers(0, (1 << 64) - 1),
+    metadata=st.none() | st.binary(min_size=1, max_size=255),
+)
 def test_every_record_is_read_as_written(
-    seq: int, key: bytes, container: int, slot: int, length: int, check: int,
+    seq: int,
+    key: bytes,
+    container: int,
+    slot: int,
+    length: int,
+    check: int,
     metadata: bytes | None,
 ) -> None:
     writer = LineWriter()
@@ -171,8 +197,17 @@ def test_every_record_is_read_as_written(
     writer.free("drop", seq, seq, key, container, slot)
     put, drop = writer.getvalue().split(b"\n")[:2]
     found = parse(put)
-    assert found == {"op": "put", "seq": seq, "grp": seq, "key": key, "container": container,
-                     "slot": slot, "length": length, "check": check, "metadata": metadata}
+    assert found == {
+        "op": "put",
+        "seq": seq,
+        "grp": seq,
+        "key": key,
+        "container": container,
+        "slot": slot,
+        "length": length,
+        "check": check,
+        "metadata": metadata,
+    }
     assert again(found) == put and again(parse(drop)) == drop
 
 

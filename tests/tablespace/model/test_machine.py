@@ -27,8 +27,14 @@ groups = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)
 # An empty region, made once for each kind of store.
 _bases: dict[bool, Disk] = {}
 
-SMALL = settings(max_examples=150, stateful_step_count=30, derandomize=True, database=None,
-                 deadline=None, suppress_health_check=list(HealthCheck))
+SMALL = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 LARGE = settings(SMALL, max_examples=2000, stateful_step_count=80, derandomize=False)
 
 
@@ -77,9 +83,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.work.power_loss(seed)
 
     @precondition(lambda self: not self.failed)
-    @rule(kind=st.sampled_from(["write", "sync", "read", "rename", "names-sync", "length"]),
-          nth=st.integers(1, 6), code=st.sampled_from([errno.EIO, errno.ENOSPC, errno.EINTR]),
-          group=groups)
+    @rule(
+        kind=st.sampled_from(["write", "sync", "read", "rename", "names-sync", "length"]),
+        nth=st.integers(1, 6),
+        code=st.sampled_from([errno.EIO, errno.ENOSPC, errno.EINTR]),
+        group=groups,
+    )
     def put_with_a_fault(self, kind: str, nth: int, code: int, group: list[bytes]) -> None:
         if code == errno.EINTR and kind not in ("write", "read"):
             return

@@ -39,18 +39,31 @@ class HuntReport:
     states: set[int] = field(default_factory=set)
 
     def __str__(self) -> str:
-        return (f"{self.images} images ({self.nested} of crashes in recovery) at {self.stops} "
-                f"stops, {len(self.states)} distinct recovered states")
+        return (
+            f"{self.images} images ({self.nested} of crashes in recovery) at {self.stops} "
+            f"stops, {len(self.states)} distinct recovered states"
+        )
 
 
 def open_simulated(
-    disk: Disk, geometry: Geometry, *, evict: bool = False, recover_mode: str = "strict",
-    verify: bool = True, io_mode: str = "buffered",
+    disk: Disk,
+    geometry: Geometry,
+    *,
+    evict: bool = False,
+    recover_mode: str = "strict",
+    verify: bool = True,
+    io_mode: str = "buffered",
 ) -> Store:
     """Open a region on a simulated disk with the production code."""
     return open_directory(
-        SimulatedDirectory(disk), geometry, io_mode=io_mode, io_engine="posix",
-        recover_mode=recover_mode, verify=verify, evict=evict)
+        SimulatedDirectory(disk),
+        geometry,
+        io_mode=io_mode,
+        io_engine="posix",
+        recover_mode=recover_mode,
+        verify=verify,
+        evict=evict,
+    )
 
 
 def digest(disk: Disk) -> int:
@@ -136,20 +149,25 @@ class Hunt:
         self.report.images += 1
         try:
             values = self._recover(image, allowed)
-            if values is not None and self.nested_limit and (
-                    self.report.images % self.nested_every == 0):
+            if (
+                values is not None
+                and self.nested_limit
+                and (self.report.images % self.nested_every == 0)
+            ):
                 self._crash_recovery(image, allowed, values)
         except Breach as breach:
             raise Breach(
                 f"{breach}\n  crash after event {state.position} of {self.recorder.disk.clock}, "
                 f"{choice}, seed {self.seed}\n  units: {units(state)}\n"
-                f"  trace: {tail(state)}") from breach
+                f"  trace: {tail(state)}"
+            ) from breach
 
     def _recover(self, image: Disk, allowed: Allowed) -> dict[bytes, Value] | None:
         """Open an image and judge what is there."""
         try:
-            store = open_simulated(image, self.geometry, evict=self.recorder.evicts,
-                                   verify=self.verify)
+            store = open_simulated(
+                image, self.geometry, evict=self.recorder.evicts, verify=self.verify
+            )
         except TablespaceError as error:
             if self.truth_only:
                 return None
@@ -166,9 +184,7 @@ class Hunt:
         self.report.states.add(content_digest(values))
         return values
 
-    def _crash_recovery(
-        self, first: Disk, allowed: Allowed, wanted: dict[bytes, Value]
-    ) -> None:
+    def _crash_recovery(self, first: Disk, allowed: Allowed, wanted: dict[bytes, Value]) -> None:
         """Crash within the recovery of an image: recovering again must find the same."""
         state = DiskState(first)
         chance = random.Random(self.seed)
@@ -187,7 +203,8 @@ class Hunt:
                     raise Breach(
                         f"recovered again after a crash within recovery (event {stop}, {choice}) "
                         f"and found another content: {difference(wanted, values)}\n"
-                        f"  recovery's trace: {tail(state)}")
+                        f"  recovery's trace: {tail(state)}"
+                    )
 
 
 def difference(wanted: dict[bytes, Value], found: dict[bytes, Value]) -> list[bytes]:

@@ -122,7 +122,8 @@ class DiskState:
                 self.lengths[node] = end
                 self.pending.append(Unit("grow", node, end, ident=event.ident, done=False))
             self.pending.append(
-                Unit("data", node, event.offset, event.data, event.ident, done=False))
+                Unit("data", node, event.offset, event.data, event.ident, done=False)
+            )
         elif event.kind == "done":
             for unit in self.pending:
                 if unit.ident == event.ident and unit.ident:
@@ -183,9 +184,7 @@ class DiskState:
                 unit.apply(content)
         return self._reachable(names, changed)
 
-    def _reachable(
-        self, names: dict[int, dict[str, int]], changed: dict[int, bytearray]
-    ) -> Disk:
+    def _reachable(self, names: dict[int, dict[str, int]], changed: dict[int, bytearray]) -> Disk:
         """Make a disk of what can be reached from the root."""
         files: dict[int, bytes] = {}
         directories: dict[int, dict[str, int]] = {}
@@ -284,8 +283,10 @@ def _telling(state: DiskState) -> Iterator[Choice]:
     """Yield the choices that bugs are known to hide behind."""
     numbers = frozenset(range(len(state.pending)))
     last = max(numbers, default=0)
-    kinds = {kind: frozenset(at for at in numbers if state.pending[at].kind == kind)
-             for kind in ("data", "grow", "length", "names")}
+    kinds = {
+        kind: frozenset(at for at in numbers if state.pending[at].kind == kind)
+        for kind in ("data", "grow", "length", "names")
+    }
     yield Choice(frozenset())
     yield Choice(numbers)
     yield Choice(numbers - {last})

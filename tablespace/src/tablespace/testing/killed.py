@@ -53,8 +53,9 @@ def perform(store: Store, operation: Operation) -> None:
 
 def open_region(path: str) -> Store:
     """Open the region that parent and child share: 32 slots of 4 KiB."""
-    return open_store(path, max_bytes="128K", container_bytes="32K", slot_bytes="4K",
-                      io_mode="buffered")
+    return open_store(
+        path, max_bytes="128K", container_bytes="32K", slot_bytes="4K", io_mode="buffered"
+    )
 
 
 def allowed_after(before: Allowed, seed: int, acknowledged: int) -> Allowed:

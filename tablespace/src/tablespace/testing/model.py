@@ -126,8 +126,11 @@ class Recorder:
             return {}
         if self.disk.faults is not None:
             # A value that cannot be read is dropped; the record of that is not durable yet.
-            lost = {key: self.allowed.get(key, _MISS) | _MISS
-                    for key, value in values.items() if value is None}
+            lost = {
+                key: self.allowed.get(key, _MISS) | _MISS
+                for key, value in values.items()
+                if value is None
+            }
             self._date({**self.allowed, **lost})
         self.judge(values, self.allowed)
         return values
@@ -172,8 +175,10 @@ class Recorder:
         for key, value in values.items():
             if value in allowed.get(key, _MISS):
                 continue
-            raise Breach(f"key {key!r} is {describe(value)}; allowed: "
-                         f"{sorted(map(describe, allowed.get(key, _MISS)))}")
+            raise Breach(
+                f"key {key!r} is {describe(value)}; allowed: "
+                f"{sorted(map(describe, allowed.get(key, _MISS)))}"
+            )
 
     def judge_truth(self, values: dict[bytes, Value]) -> None:
         """Raise Breach where a value was never stored under its key (all a lying disk allows)."""

@@ -6,8 +6,13 @@ class SimulatedDevice(Device):
     node: int
     label: str
     def __init__(
-        self, disk: Disk, node: int, path: str, direct: bool = False,
-        alignment_bytes: int = 4096, memory_alignment_bytes: int = 4096,
+        self,
+        disk: Disk,
+        node: int,
+        path: str,
+        direct: bool = False,
+        alignment_bytes: int = 4096,
+        memory_alignment_bytes: int = 4096,
     ) -> None: ...
 
 class SimulatedQueue(IoQueue):

@@ -42,8 +42,13 @@ class Workload:
     """
 
     def __init__(
-        self, geometry: Geometry, *, disk: Disk | None = None, evict: bool = False,
-        seed: int = 0, io_mode: str = "buffered",
+        self,
+        geometry: Geometry,
+        *,
+        disk: Disk | None = None,
+        evict: bool = False,
+        seed: int = 0,
+        io_mode: str = "buffered",
     ) -> None:
         self.geometry = geometry
         self.disk = Disk(seed=seed) if disk is None else disk
@@ -57,13 +62,15 @@ class Workload:
     def open(self) -> None:
         """Open the region."""
         self.recorder.store = open_simulated(
-            self.disk, self.geometry, evict=self.evict, io_mode=self.io_mode)
+            self.disk, self.geometry, evict=self.evict, io_mode=self.io_mode
+        )
 
     def put(self, *keys: bytes) -> bool:
         """Put a new value under each key, in one commit."""
         slot_bytes = self.geometry.slot_bytes
         return self.recorder.put_many(
-            [(key, value_of(next(self.numbers), slot_bytes)) for key in keys])
+            [(key, value_of(next(self.numbers), slot_bytes)) for key in keys]
+        )
 
     def delete(self, *keys: bytes) -> bool:
         """Delete keys in one commit."""
@@ -106,8 +113,7 @@ class Workload:
         audit(store, recovered=True)
         values = read_all(store, recorder.keys)
         recorder.judge(values, allowed)
-        recorder.moments = [
-            Moment(0, {key: frozenset({value}) for key, value in values.items()})]
+        recorder.moments = [Moment(0, {key: frozenset({value}) for key, value in values.items()})]
         return choice
 
     def random(self, count: int, keys: list[bytes], *, reopen: bool = True) -> None:
