@@ -24,6 +24,6 @@ def test_ruff_would_reformat_nothing() -> None:
     run("ruff", "format", "--check", ".")
 
 
-@pytest.mark.parametrize("package", ["tablespace", "kvd", "kvd_connectors"])
-def test_strict_type_checker_finds_nothing(package: str) -> None:
-    run("mypy", "--strict", "-p", package)
+@pytest.mark.parametrize("what", [("-p", "tablespace"), ("-p", "kvd"), ("connectors",)])
+def test_strict_type_checker_finds_nothing(what: tuple[str, ...]) -> None:
+    run("mypy", "--strict", *what)
