@@ -26,7 +26,7 @@ from tablespace.errors import (
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
 from tablespace.recovery import RecoveryReport
-from tablespace.stats import Entry, StoreStats
+from tablespace.stats import Entry, PoolStats, StoreStats
 from tablespace.store import Store
 
 __version__ = "0.1.0"
@@ -41,6 +41,7 @@ __all__ = [
     "FormatVersionError",
     "FullError",
     "GeometryError",
+    "PoolStats",
     "RecoveryReport",
     "Store",
     "StoreStats",

@@ -98,13 +98,17 @@ class Committer:
         self.failed: OSError | None = None
         self.evictions = 0
         self.blocks_written = 0
+        self.bytes_written = 0
         self.groups = 0
-        self.spare = min(SPARE_GROUPS * MAX_GROUP_BLOCKS, self.allocator.capacity // SPARE_SHARE)
         # True from before a journal append until its records are in the index: what an exception
         # from outside interrupts then is neither stored nor not stored.
         self._in_doubt = False
         # Requests share a commit only while all of it is sure to find room at once.
-        self.share_limit = min(MAX_GROUP_BLOCKS, self.allocator.capacity // 4)
+        self.share_limit = min(
+            MAX_GROUP_BLOCKS,
+            min(self.allocator.pool_capacity(pool) for pool in range(self.allocator.pool_count))
+            // 4,
+        )
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
         self._stuck: list[CommitGroup] = []
@@ -242,33 +246,42 @@ class Committer:
         self._in_doubt = False
 
     def _commit_puts(self, requests: list[PutRequest]) -> None:
-        group = CommitGroup(requests, self.devices)
+        group = CommitGroup(requests, self.devices, self.allocator)
+        demand = group.demand()
         if self.evict:
-            self._make_room(group.count)
-        if group.place(self.allocator) == 0:
-            return
-        victims = self._choose_riders() if self.evict else None
+            for pool, wanted in enumerate(demand):
+                if wanted:
+                    self._make_room(pool, wanted)
+        victims: list[VictimList] = []
         try:
+            if group.place() == 0:
+                return
+            if self.evict:
+                victims = self._choose_riders(demand)
             self._write_and_journal(group, victims)
         except BaseException as error:
-            if victims is not None:
-                victims.spare()
+            for each in victims:
+                each.spare()
             if not self._in_doubt:
                 # Nothing of this group is in the journal: its slots are free again.
-                group.abandon(self.allocator, getattr(error, "errno", None) or errno.ENOSPC)
+                group.abandon(getattr(error, "errno", None) or errno.ENOSPC)
+                self.allocator.revert()
             raise
-        if victims is not None:
-            self.evictions += victims.publish()
+        for each in victims:
+            self.evictions += each.publish()
         self.blocks_written += group.publish(self.index)
+        self.bytes_written += group.written_bytes()
+        self.allocator.settle()
         self.groups += 1
         self._in_doubt = False
         if self._direct:
             self._notice_buffered(group)
 
-    def _write_and_journal(self, group: CommitGroup, victims: VictimList | None) -> None:
+    def _write_and_journal(self, group: CommitGroup, victims: list[VictimList]) -> None:
         writer, seq, number, drops = self._begin_group()
-        if victims is not None:
-            seq = victims.encode(writer, seq, number)
+        for each in victims:
+            seq = each.encode(writer, seq, number)
+        seq = self._encode_moves(writer, seq, number)
         self._in_doubt = True
         stage, code, container, seq = group.commit(
             self.context, self.journal.device, writer, seq, number
@@ -280,27 +293,67 @@ class Committer:
         self._judge(stage, code, path)
         self._advance(seq, drops)
 
-    def _make_room(self, wanted: int) -> None:
+    def _encode_moves(self, writer: LineWriter, seq: int, group: int) -> int:
+        """Add the records of containers that changed their pool for this group."""
+        sizes = [size for size, *_ in self.allocator.pool_stats()]
+        for container, old, pool in self.allocator.fresh:
+            if old >= 0:
+                writer.release(seq, group, container)
+                seq += 1
+            writer.claim(seq, group, container, sizes[pool])
+            seq += 1
+        return seq
+
+    def _spare(self, pool: int) -> int:
+        """Slots of a pool kept durably free, so that a full region needs no third sync."""
+        share = self.allocator.pool_capacity(pool) // SPARE_SHARE
+        return min(SPARE_GROUPS * MAX_GROUP_BLOCKS, share)
+
+    def _make_room(self, pool: int, wanted: int) -> None:
         """Evict ahead of a group that finds too few durably free slots (a sync of its own)."""
         # Again as long as victims turn out to be pinned by readers who came in the meantime.
-        while (short := wanted - self.allocator.free_count) > 0:
-            victims = VictimList(self.index, short + self.spare)
+        while (short := wanted - self.allocator.room(pool)) > 0:
+            if self.allocator.pool_capacity(pool):
+                victims = VictimList(self.index, short + self._spare(pool), pool)
+            else:
+                victims = self._victims_of_a_container(pool)
             if victims.count == 0:
                 return
-            writer, seq, group, drops = self._begin_group()
-            seq = victims.encode(writer, seq, group)
-            try:
-                self._append(writer, seq, drops)
-            except BaseException:
-                victims.spare()
-                raise
-            self.evictions += victims.publish()
-            self._in_doubt = False
+            self._evict_now(victims)
+            if not self.allocator.pool_capacity(pool) and not self.allocator.has_empty(pool):
+                return
 
-    def _choose_riders(self) -> VictimList | None:
+    def _victims_of_a_container(self, pool: int) -> VictimList:
+        """Choose all entries of the container that holds fewest, for a pool that has none."""
+        fullest = -1
+        fewest = None
+        for container in range(self.allocator.container_count):
+            used = self.allocator.used_slots(container)
+            if self.allocator.pool_of_container(container) != pool and (
+                fewest is None or used < fewest
+            ):
+                fullest, fewest = container, used
+        return VictimList(self.index, fewest or 0, container=fullest)
+
+    def _evict_now(self, victims: VictimList) -> None:
+        writer, seq, group, drops = self._begin_group()
+        seq = victims.encode(writer, seq, group)
+        try:
+            self._append(writer, seq, drops)
+        except BaseException:
+            victims.spare()
+            raise
+        self.evictions += victims.publish()
+        self._in_doubt = False
+
+    def _choose_riders(self, demand: list[int]) -> list[VictimList]:
         """Choose victims whose records ride in this group, so that the next one finds room."""
-        short = self.spare - self.allocator.free_count
-        return VictimList(self.index, short) if short > 0 else None
+        riders = []
+        for pool, wanted in enumerate(demand):
+            short = self._spare(pool) - self.allocator.room(pool)
+            if wanted and short > 0:
+                riders.append(VictimList(self.index, short, pool))
+        return riders
 
     def _begin_group(self) -> tuple[LineWriter, int, int, int]:
         """Start a group's lines with the records of dropped values.

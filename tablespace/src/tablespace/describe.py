@@ -49,7 +49,7 @@ def describe_region(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {
         "path": directory.path,
         "region": region.uuid,
-        "slot_bytes": shape.slot_bytes,
+        "slot_bytes": list(shape.slot_sizes),
         "container_bytes": shape.container_bytes,
         "containers": shape.containers,
         "capacity": shape.capacity,
@@ -68,8 +68,9 @@ def format_description(found: dict[str, Any]) -> str:
         f"region      {found['path']}",
         f"uuid        {found['region']}",
         f"geometry    {found['containers']} containers of "
-        f"{format_size(found['container_bytes'])}, slots of {format_size(found['slot_bytes'])}, "
-        f"{found['capacity']} slots",
+        f"{format_size(found['container_bytes'])}, slots of "
+        f"{', '.join(format_size(size) for size in found['slot_bytes'])}, "
+        f"at most {found['capacity']} slots",
     ]
     for name, size in found["index_files"].items():
         lines.append(f"file        {name}: {size} bytes")

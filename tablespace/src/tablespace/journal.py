@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from tablespace._core.line_codec import MAX_LINE_BYTES, is_whole, seal
@@ -33,8 +35,27 @@ def encode_header(region: Region, base_seq: int) -> bytes:
     return seal(b'{"tablespace":"journal",' + region.members() + b',"base_seq":%d' % base_seq)
 
 
-def decode_header(data: bytes, region: Region, path: str) -> tuple[int, int]:
-    """Return (base_seq, where the records begin).
+@dataclass(frozen=True)
+class JournalHead:
+    """What a journal's first line says.
+
+    Attributes
+    ----------
+    base_seq : int
+        The first sequence number to come.
+    start : int
+        Where the records begin.
+    containers : int
+        How many containers the region had when the journal was begun.
+    """
+
+    base_seq: int
+    start: int
+    containers: int
+
+
+def decode_header(data: bytes, region: Region, path: str) -> JournalHead:
+    """Read the first line.
 
     Raises
     ------
@@ -53,11 +74,10 @@ def decode_header(data: bytes, region: Region, path: str) -> tuple[int, int]:
         raise CorruptionError(
             path, 0, f"the journal of region {region.uuid}", f"one of {header.region}"
         )
-    shape = region.geometry
-    found = (header.slot_bytes, header.container_bytes, header.containers)
-    if found != ([shape.slot_bytes], shape.container_bytes, shape.containers):
-        raise CorruptionError(path, 0, f"the region's geometry ({shape})", str(found))
-    return header.base_seq, end + 1
+    if not region.accepts(header.slot_bytes, header.container_bytes):
+        found = f"slots of {header.slot_bytes} in containers of {header.container_bytes}"
+        raise CorruptionError(path, 0, f"the region's geometry ({region.geometry})", found)
+    return JournalHead(header.base_seq, end + 1, header.containers)
 
 
 def identify_by_journal(directory: Directory) -> Region | None:
@@ -72,8 +92,8 @@ def identify_by_journal(directory: Directory) -> Region | None:
             device.close()
         try:
             header = decode_line(line, _HeaderLine)
-            shape = Geometry(header.slot_bytes[0], header.container_bytes, header.containers)
-        except (ValueError, IndexError):
+            shape = Geometry(header.slot_bytes, header.container_bytes, header.containers)
+        except ValueError:
             continue
         if is_whole(line):
             return Region(header.region, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tablespace.errors import GeometryError
@@ -12,6 +13,8 @@ DEFAULT_CONTAINER_BYTES = 1 << 30
 # A container index and a slot index share one 64-bit location word in RAM with a pin count.
 MAX_CONTAINERS = 1 << 24
 MAX_SLOTS_PER_CONTAINER = 1 << 24
+# The allocator and the index keep fixed arrays by pool.
+MAX_POOLS = 16
 # A transfer's length is 32 bits in io_uring.
 MAX_SLOT_BYTES = 1 << 30
 MAX_KEY_BYTES = 255
@@ -73,30 +76,46 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Geometry:
-    """The fixed shape of a region.
+    """The shape of a region.
 
-    Attributes
+    Parameters
     ----------
-    slot_bytes : int
-        Size of a slot, a multiple of 4096.
+    slot_sizes : int or sequence of int
+        Slot sizes in bytes, multiples of 4096; one pool each.
     container_bytes : int
         Size of a container file, a multiple of 4096.
     containers : int
         Number of container files.
     """
 
-    slot_bytes: int
+    slot_sizes: tuple[int, ...]
     container_bytes: int
     containers: int
 
-    def __post_init__(self) -> None:
-        if not PAGE_BYTES <= self.slot_bytes <= MAX_SLOT_BYTES or self.slot_bytes % PAGE_BYTES:
+    def __init__(
+        self, slot_sizes: int | Sequence[int], container_bytes: int, containers: int
+    ) -> None:
+        sizes = (slot_sizes,) if isinstance(slot_sizes, int) else tuple(sorted(slot_sizes))
+        object.__setattr__(self, "slot_sizes", sizes)
+        object.__setattr__(self, "container_bytes", container_bytes)
+        object.__setattr__(self, "containers", containers)
+        self._check()
+
+    def _check(self) -> None:
+        if not 1 <= len(self.slot_sizes) <= MAX_POOLS or len(set(self.slot_sizes)) != len(
+            self.slot_sizes
+        ):
             raise GeometryError(
-                f"slot_bytes must be a multiple of {PAGE_BYTES}, at most {MAX_SLOT_BYTES}, "
-                f"not {self.slot_bytes}"
+                f"a region has 1..{MAX_POOLS} different slot sizes, not {list(self.slot_sizes)}"
             )
+        for size in self.slot_sizes:
+            if not PAGE_BYTES <= size <= MAX_SLOT_BYTES or size % PAGE_BYTES:
+                raise GeometryError(
+                    f"slot_bytes must be a multiple of {PAGE_BYTES}, at most {MAX_SLOT_BYTES}, "
+                    f"not {size}"
+                )
         if self.container_bytes < self.slot_bytes or self.container_bytes % PAGE_BYTES:
             raise GeometryError(
                 f"container_bytes must be a multiple of {PAGE_BYTES} and hold at least one slot "
@@ -104,34 +123,44 @@ class Geometry:
             )
         if not 1 <= self.containers <= MAX_CONTAINERS:
             raise GeometryError(f"containers must be 1..{MAX_CONTAINERS}, not {self.containers}")
-        if self.slots_per_container > MAX_SLOTS_PER_CONTAINER:
+        most = self.container_bytes // self.slot_sizes[0]
+        if most > MAX_SLOTS_PER_CONTAINER:
             raise GeometryError(
-                f"a container of {self.container_bytes} bytes has {self.slots_per_container} "
-                f"slots; at most {MAX_SLOTS_PER_CONTAINER} are supported: use smaller containers"
+                f"a container of {self.container_bytes} bytes has {most} slots; "
+                f"at most {MAX_SLOTS_PER_CONTAINER} are supported: use smaller containers"
             )
 
     @property
-    def slots_per_container(self) -> int:
-        return self.container_bytes // self.slot_bytes
+    def slot_bytes(self) -> int:
+        """The largest slot size: the largest value."""
+        return self.slot_sizes[-1]
+
+    @property
+    def slots_per_container(self) -> tuple[int, ...]:
+        """Slots a container has in each pool."""
+        return tuple(self.container_bytes // size for size in self.slot_sizes)
 
     @property
     def capacity(self) -> int:
-        """Number of slots in the whole region."""
-        return self.slots_per_container * self.containers
+        """Number of slots in the whole region, were all of them of the smallest size."""
+        return self.slots_per_container[0] * self.containers
 
     @property
     def data_bytes(self) -> int:
         return self.container_bytes * self.containers
 
     def __str__(self) -> str:
+        sizes = ", ".join(format_size(size) for size in self.slot_sizes)
         return (
             f"{self.containers} containers of {format_size(self.container_bytes)} "
-            f"in slots of {format_size(self.slot_bytes)}"
+            f"in slots of {sizes}"
         )
 
 
 def plan_geometry(
-    max_bytes: int | str, container_bytes: int | str | None, slot_bytes: int | str
+    max_bytes: int | str,
+    container_bytes: int | str | None,
+    slot_bytes: int | str | Sequence[int | str],
 ) -> Geometry:
     """Fit containers into a budget.
 
@@ -145,11 +174,15 @@ def plan_geometry(
         When an explicit container is above a quarter of `max_bytes`, or nothing fits.
     """
     budget = parse_size(max_bytes)
-    slot = parse_size(slot_bytes)
+    listed = [slot_bytes] if isinstance(slot_bytes, (int, str)) else list(slot_bytes)
+    sizes = sorted(parse_size(size) for size in listed)
+    if not sizes:
+        raise GeometryError("slot_bytes names no size; give one, or a list of sizes")
+    slot = sizes[-1]
     if container_bytes is None:
         container = min(DEFAULT_CONTAINER_BYTES, budget // 4)
         container -= container % PAGE_BYTES
-        # Whole slots, so that no container ends in a tail nobody can use.
+        # Whole slots of the largest size, so that no container ends in a tail nobody can use.
         if slot and container >= slot:
             container -= container % slot
         if container < slot:
@@ -166,12 +199,7 @@ def plan_geometry(
             )
     if container <= 0:
         raise ValueError(f"container_bytes must be positive, not {container}")
-    return Geometry(slot, container, budget // container)
-
-
-def slot_offset(geometry: Geometry, slot_index: int) -> int:
-    """Return the byte offset of a slot within its container."""
-    return slot_index * geometry.slot_bytes
+    return Geometry(sizes, container, budget // container)
 
 
 def container_name(container_index: int) -> str:

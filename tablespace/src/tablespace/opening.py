@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Sequence
 
 from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
 from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME, identify_by_journal
-from tablespace.layout import Geometry, container_name, format_size, plan_geometry
+from tablespace.layout import Geometry, container_name, format_size, parse_size, plan_geometry
 from tablespace.recovery import (
     RECOVER_MODES,
     Recovered,
@@ -24,15 +25,20 @@ from tablespace.region import (
     REGION_NAME,
     Region,
     RegionLock,
-    check_same_geometry,
+    check_resizable,
     decode_region,
     new_region,
+)
+from tablespace.resize import (
+    CONTAINERS,
+    change_region,
+    remove_surplus_containers,
+    shrink_index,
 )
 from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
 from tablespace.store import Store
 
 logger = logging.getLogger("tablespace")
-CONTAINERS = "containers"
 
 
 def open_store(
@@ -40,7 +46,7 @@ def open_store(
     *,
     max_bytes: int | str = "64G",
     container_bytes: int | str | None = None,
-    slot_bytes: int | str = "64K",
+    slot_bytes: int | str | Sequence[int | str] = "64K",
     create: bool = True,
     io_mode: str = "auto",
     io_engine: str = "auto",
@@ -57,11 +63,14 @@ def open_store(
     path : path
         The region's directory.
     max_bytes : int or str
-        Budget for containers, rounded down to whole ones.
+        Budget for containers, rounded down to whole ones. An existing region is grown or shrunk
+        to it: data is kept as far as it fits.
     container_bytes : int or str, optional
-        Size of a container file; by default 1 GiB, or a quarter of `max_bytes` if that is less.
-    slot_bytes : int or str
-        Size of a slot, a multiple of 4 KiB: the largest value.
+        Size of a container file; by default that of the existing region, or 1 GiB, or a quarter
+        of `max_bytes` if that is less.
+    slot_bytes : int, str or sequence of them
+        Sizes of slots, multiples of 4 KiB. A value goes to the smallest slot that holds it; one
+        larger than the largest is refused. Sizes may be added when reopening, never taken away.
     create : bool
         Whether to make the region when it does not exist.
     io_mode : {"auto", "direct", "buffered"}
@@ -102,6 +111,7 @@ def open_store(
         verify=verify,
         evict=on_full == "evict",
         break_lock=break_lock,
+        budget_bytes=parse_size(max_bytes) if container_bytes is None else None,
     )
 
 
@@ -121,23 +131,34 @@ def open_directory(
     verify: bool = True,
     evict: bool = False,
     break_lock: bool = False,
+    budget_bytes: int | None = None,
 ) -> Store:
-    """Open a region over any `Directory`; `open_store` gives the real one."""
+    """Open a region over any `Directory`; `open_store` gives the real one.
+
+    With `budget_bytes` an existing region keeps its container size and gets as many as fit.
+    """
     if not create and not directory.exists(REGION_NAME):
         raise FileNotFoundError(errno.ENOENT, "no region here (and create=False)", directory.path)
     directory.make("")
     lock = RegionLock(directory, break_lock)
     devices: list[Device] = []
     try:
-        region = _read_or_begin(directory, lock, geometry, recover_mode)
+        region = _read_or_begin(directory, lock, recover_mode)
         directory.make(CONTAINERS)
         choice = choose_io(directory, io_mode, io_engine)
         if region is None:
             region = new_region(geometry)
             recovered = _create(directory, region, lock, choice, devices)
         else:
+            surplus = remove_surplus_containers(directory, region.geometry)
             _open_containers(directory, region, choice, devices, recover_mode)
             recovered = recover(directory, region, recover_mode)
+            recovered.report.leftovers += surplus
+            wanted = _fit(region, geometry, budget_bytes)
+            if wanted != region.geometry:
+                region, recovered = _resize(
+                    directory, lock, region, wanted, recovered, choice, devices, recover_mode
+                )
         store = Store(
             directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
         )
@@ -151,9 +172,53 @@ def open_directory(
     return store
 
 
-def _read_or_begin(
-    directory: Directory, lock: RegionLock, geometry: Geometry, mode: str
-) -> Region | None:
+def _fit(region: Region, geometry: Geometry, budget_bytes: int | None) -> Geometry:
+    """Return the geometry a region is to have from now on."""
+    have = region.geometry
+    if budget_bytes is None:
+        return geometry
+    containers = budget_bytes // have.container_bytes
+    if containers == 0:
+        raise ValueError(
+            f"max_bytes={budget_bytes} is less than one container of the existing region "
+            f"({have.container_bytes} bytes). Remedy: a larger max_bytes, or another directory"
+        )
+    return Geometry(geometry.slot_sizes, have.container_bytes, containers)
+
+
+def _resize(
+    directory: Directory,
+    lock: RegionLock,
+    region: Region,
+    wanted: Geometry,
+    recovered: Recovered,
+    choice: IoChoice,
+    devices: list[Device],
+    mode: str,
+) -> tuple[Region, Recovered]:
+    """Bring a recovered region to another geometry, then recover it under that one."""
+    check_resizable(region, wanted, directory.path)
+    have = region.geometry
+    evicted = 0
+    if wanted.containers > have.containers:
+        _make_containers(
+            directory, range(have.containers, wanted.containers), wanted, choice, devices
+        )
+    elif wanted.containers < have.containers:
+        evicted = shrink_index(directory, region, recovered, wanted.containers)
+    region = change_region(directory, lock, region, wanted)
+    for device in devices[wanted.containers :]:
+        device.close()
+    del devices[wanted.containers :]
+    recovered.journal.close()
+    again = recover(directory, region, mode)
+    again.report.notes += recovered.report.notes
+    if evicted:
+        again.report.notes.append(f"{evicted} entries evicted by the shrink to {wanted}")
+    return region, again
+
+
+def _read_or_begin(directory: Directory, lock: RegionLock, mode: str) -> Region | None:
     """Return the region there is, or None where one is to be made."""
     if lock.device is None or lock.device.size_bytes == 0:
         problem: CorruptionError | None = None
@@ -163,7 +228,6 @@ def _read_or_begin(
         except CorruptionError as error:
             problem = error
         else:
-            check_same_geometry(region, geometry, directory.path)
             return region
     if not _holds_records(directory) or mode == "empty":
         return None
@@ -176,7 +240,6 @@ def _read_or_begin(
     known = identify_by_journal(directory) if mode == "salvage" else None
     if known is None:
         raise problem
-    check_same_geometry(known, geometry, directory.path)
     logger.warning("%s; identity taken from the journal", problem)
     lock.write(known)
     directory.sync()
@@ -225,19 +288,35 @@ def _create(
             "max_bytes",
             directory.path,
         )
-    for name in names:
-        device = _open_container(directory, name, choice, create=True)
-        devices.append(device)
-        if device.size_bytes != shape.container_bytes:
-            _allocate(device, shape.container_bytes, choice)
-        device.sync_data()
-    directory.sync(CONTAINERS)
+    _make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
     lock.write(region)
     directory.sync()
     return Recovered(
         new_index(region), journal, 0, RecoveryReport(source="new region"), snapshot_bytes
     )
+
+
+def _make_containers(
+    directory: Directory,
+    numbers: range,
+    shape: Geometry,
+    choice: IoChoice,
+    devices: list[Device],
+) -> None:
+    """Make container files, durably; when one cannot be made, none of them stays."""
+    try:
+        for number in numbers:
+            device = _open_container(directory, container_name(number), choice, create=True)
+            devices.append(device)
+            if device.size_bytes != shape.container_bytes:
+                _allocate(device, shape.container_bytes, choice)
+            device.sync_data()
+        directory.sync(CONTAINERS)
+    except OSError:
+        for number in numbers:
+            directory.unlink(f"{CONTAINERS}/{container_name(number)}")
+        raise
 
 
 def _open_container(

@@ -20,6 +20,7 @@ from tablespace.journal import (
     JOURNAL_NAME,
     JOURNAL_NEW_NAME,
     Journal,
+    JournalHead,
     create_journal,
     decode_header,
     rotate_journal,
@@ -42,6 +43,7 @@ _LEFTOVERS = (
     JOURNAL_BACKUP_NAME + ".tmp",
     SNAPSHOT_BACKUP_NAME + ".tmp",
     "containers/trial.tmp",
+    "region.json.new",
 )
 
 
@@ -121,7 +123,7 @@ def recover(directory: Directory, region: Region, mode: str) -> Recovered:
 
 def new_index(region: Region) -> KeyIndex:
     shape = region.geometry
-    return KeyIndex(SlotAllocator(shape.containers, shape.slots_per_container))
+    return KeyIndex(SlotAllocator(shape.containers, shape.container_bytes, shape.slot_sizes))
 
 
 def start_files(directory: Directory, region: Region) -> tuple[Journal, int]:
@@ -151,7 +153,7 @@ class _Recovery:
     def run(self) -> Recovered:
         index, seq = self.load_snapshot()
         self.report.snapshot_entries = len(index)
-        replay = JournalReplay(index, self.region.geometry.slot_bytes, seq)
+        replay = JournalReplay(index, seq)
         replay.group = 0
         records, base_seq = self.replay_journals(replay)
         self.report.journal_records = replay.applied
@@ -200,8 +202,8 @@ class _Recovery:
             f"{self.directory.path}/{SNAPSHOT_NAME}", 0, "a snapshot", "no such file"
         )
 
-    def read_journal(self, name: str) -> tuple[bytes, int, int, str] | None:
-        """Return (data, base_seq, start of records, path), or None where unusable or absent."""
+    def read_journal(self, name: str) -> tuple[bytes, JournalHead, str] | None:
+        """Return (data, head, path), or None where absent."""
         path = f"{self.directory.path}/{name}"
         if not self.directory.exists(name):
             return None
@@ -210,8 +212,7 @@ class _Recovery:
             data = device.read_at(0, device.size_bytes)
         finally:
             device.close()
-        base_seq, start = decode_header(data, self.region, path)
-        return data, base_seq, start, path
+        return data, decode_header(data, self.region, path), path
 
     def replay_journals(self, replay: JournalReplay) -> tuple[bytes, int]:
         """Replay what the snapshot lacks; return the sound records and the first one's number."""
@@ -229,16 +230,14 @@ class _Recovery:
                 f"{self.directory.path}/{JOURNAL_NAME}", 0, "a journal", "no such file"
             )
         older, first_seq = b"", replay.seq + 1
-        if current is None or current[1] > replay.seq + 1:
+        if current is None or current[1].base_seq > replay.seq + 1:
             older = self.replay_backup(replay, current is not None)
         if current is None:
             self.report.notes.append(f"{JOURNAL_NAME} not usable, started anew")
             return older, first_seq
-        data, base_seq, start, path = current
-        if base_seq > replay.seq + 1:
-            self.gap(replay, base_seq, path)
-        records = self.replay_one(replay, data, start, path, last=True)
-        return older + records, min(base_seq, first_seq)
+        data, head, path = current
+        records = self.replay_one(replay, data, head, path, last=True)
+        return older + records, min(head.base_seq, first_seq)
 
     def replay_backup(self, replay: JournalReplay, current_exists: bool) -> bytes:
         """Replay the journal before the current one, wholly durable when it was rotated.
@@ -257,10 +256,8 @@ class _Recovery:
             return b""
         if backup is None:
             return b""
-        data, base_seq, start, path = backup
-        if base_seq > replay.seq + 1:
-            self.gap(replay, base_seq, path)
-        return self.replay_one(replay, data, start, path, last=not current_exists)
+        data, head, path = backup
+        return self.replay_one(replay, data, head, path, last=not current_exists)
 
     def gap(self, replay: JournalReplay, base_seq: int, path: str) -> None:
         if not self.lenient:
@@ -272,10 +269,13 @@ class _Recovery:
         replay.seq = base_seq - 1
 
     def replay_one(
-        self, replay: JournalReplay, data: bytes, start: int, path: str, last: bool
+        self, replay: JournalReplay, data: bytes, head: JournalHead, path: str, last: bool
     ) -> bytes:
         """Replay one journal; return its sound records up to the torn tail."""
-        at = start
+        if head.base_seq > replay.seq + 1:
+            self.gap(replay, head.base_seq, path)
+        replay.expect_ghosts(head.containers)
+        start = at = head.start
         while True:
             at = replay.feed(data, at)
             if at >= len(data):

@@ -25,6 +25,7 @@ from tablespace.layout import Geometry, format_size
 
 FORMAT_VERSION = 1
 REGION_NAME = "region.json"
+REGION_NEW_NAME = "region.json.new"
 HOLDER_OFFSET = 4096
 HOLDER_BYTES = 4096
 
@@ -55,14 +56,22 @@ class Region:
         """Return the JSON members that region.json, journal and snapshot share."""
         shape = self.geometry
         return (
-            b'"format":%d,"region":"%s","slot_bytes":[%d],"container_bytes":%d,"containers":%d'
+            b'"format":%d,"region":"%s","slot_bytes":[%s],"container_bytes":%d,"containers":%d'
             % (
                 FORMAT_VERSION,
                 self.uuid.encode(),
-                shape.slot_bytes,
+                b",".join(b"%d" % size for size in shape.slot_sizes),
                 shape.container_bytes,
                 shape.containers,
             )
+        )
+
+    def accepts(self, slot_sizes: list[int], container_bytes: int) -> bool:
+        """Say whether a journal or snapshot of this shape is this region's, perhaps from before
+        a resize: containers come and go, slot sizes only come, and containers keep their size."""
+        shape = self.geometry
+        return (
+            set(slot_sizes) <= set(shape.slot_sizes) and container_bytes == shape.container_bytes
         )
 
 
@@ -111,42 +120,46 @@ def decode_region(data: bytes, path: str) -> Region:
         raise CorruptionError(path, 0, "a line with its checksum", repr(line[:40]))
     try:
         header = decode_line(line, _RegionLine)
-        if header.tablespace != "region" or len(header.slot_bytes) != 1:
-            raise ValueError("not a region of one slot size")
+        if header.tablespace != "region":
+            raise ValueError(f"not a region but a {header.tablespace!r}")
         return Region(
-            header.region,
-            Geometry(header.slot_bytes[0], header.container_bytes, header.containers),
+            header.region, Geometry(header.slot_bytes, header.container_bytes, header.containers)
         )
     except ValueError as error:
         raise CorruptionError(path, 0, "a region header", str(error)) from error
 
 
-def check_same_geometry(region: Region, wanted: Geometry, path: str) -> None:
-    """Refuse to open a region under another geometry, naming the sizes.
+def check_resizable(region: Region, wanted: Geometry, path: str) -> None:
+    """Refuse to open a region under a geometry it cannot be brought to, naming the sizes.
+
+    The number of containers may change and slot sizes may be added; nothing else.
 
     Raises
     ------
     GeometryError
     """
     have = region.geometry
-    if have == wanted:
-        return
-    different = [
-        f"{name} is {format_size(has)} ({has}), asked for {format_size(asked)} ({asked})"
-        if name != "containers"
-        else f"{name} is {has}, asked for {asked}"
-        for name, has, asked in (
-            ("slot_bytes", have.slot_bytes, wanted.slot_bytes),
-            ("container_bytes", have.container_bytes, wanted.container_bytes),
-            ("containers", have.containers, wanted.containers),
+    problems = []
+    gone = [size for size in have.slot_sizes if size not in wanted.slot_sizes]
+    if gone:
+        problems.append(
+            f"slot_bytes is {_sizes(have.slot_sizes)}, asked for {_sizes(wanted.slot_sizes)}"
         )
-        if has != asked
-    ]
-    raise GeometryError(
-        f"region {path}: {'; '.join(different)}. Remedy: open it with its own sizes "
-        f"(max_bytes={have.data_bytes}, container_bytes={have.container_bytes}, "
-        f"slot_bytes={have.slot_bytes}), or another directory"
-    )
+    if have.container_bytes != wanted.container_bytes:
+        problems.append(
+            f"container_bytes is {_sizes((have.container_bytes,))}, asked for "
+            f"{_sizes((wanted.container_bytes,))}"
+        )
+    if problems:
+        raise GeometryError(
+            f"region {path}: {'; '.join(problems)}. Remedy: open it with its own sizes "
+            f"(container_bytes={have.container_bytes}, slot_bytes={list(have.slot_sizes)}; "
+            "max_bytes may change, slot sizes may be added), or another directory"
+        )
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return ", ".join(f"{format_size(size)} ({size})" for size in sizes)
 
 
 class RegionLock:
@@ -206,6 +219,29 @@ class RegionLock:
         self.device.write_at(0, encode_region(region))
         self.device.write_at(HOLDER_OFFSET, b" " * (HOLDER_BYTES - 1) + b"\n")
         self.device.sync_data()
+
+    def replace(self, directory: Directory, region: Region) -> None:
+        """Put a new identity in place, durably, without ever being unlocked.
+
+        A new file is written, locked and renamed over the old one; who waits for the old one
+        notices that it is not under the name any more.
+        """
+        directory.unlink(REGION_NEW_NAME)
+        device = directory.open(REGION_NEW_NAME, create=True, exclusive=True)
+        try:
+            self._take(directory, device, self.note is not None)
+            device.truncate(HOLDER_OFFSET + HOLDER_BYTES)
+            device.write_at(0, encode_region(region))
+            device.write_at(HOLDER_OFFSET, b" " * (HOLDER_BYTES - 1) + b"\n")
+            device.sync_data()
+            directory.rename(REGION_NEW_NAME, REGION_NAME)
+            directory.sync()
+        except BaseException:
+            device.close()
+            raise
+        old, self.device = self.device, device
+        if old is not None:
+            old.close()
 
     def announce(self, choices: dict[str, Any]) -> None:
         """Record this process as the holder; not synced, since it is only advice."""

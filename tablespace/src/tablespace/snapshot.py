@@ -6,7 +6,13 @@ import msgspec
 
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import is_whole, seal
-from tablespace._core.snapshot_codec import CHUNK_ENTRIES, encode_chunks, load_chunk
+from tablespace._core.snapshot_codec import (
+    CHUNK_ENTRIES,
+    encode_chunks,
+    encode_pools,
+    load_chunk,
+    load_pools,
+)
 from tablespace.errors import CorruptionError
 from tablespace.header_line import Count, Line, decode_line
 from tablespace.io.directory import Directory
@@ -31,6 +37,7 @@ class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
     seq: Count
     count: Count
     chunks: Count
+    pools: str
     line: str
 
 
@@ -52,7 +59,8 @@ def encode_snapshot(index: KeyIndex, region: Region, seq: int) -> list[bytes]:
     head = seal(
         b'{"tablespace":"snapshot",'
         + region.members()
-        + b',"seq":%d,"count":%d,"chunks":%d' % (seq, len(index), len(chunks))
+        + b',"seq":%d,"count":%d,"chunks":%d,"pools":"%s"'
+        % (seq, len(index), len(chunks), encode_pools(index.allocator))
     )
     return [head, *chunks, seal(b'{"end":%d,"count":%d' % (seq, len(index)))]
 
@@ -121,6 +129,9 @@ class _Loader:
         self.region = region
         self.index = index
         self.at = 0
+        # Of containers that a shrink has removed: how many there were, entries passed over.
+        self.containers = 0
+        self.passed = 0
 
     def damaged(self, expected: str, found: str) -> CorruptionError:
         return CorruptionError(self.path, self.at, expected, found)
@@ -142,18 +153,22 @@ class _Loader:
             raise self.damaged(
                 f"the snapshot of region {self.region.uuid}", f"one of {header.region}"
             )
-        shape = self.region.geometry
-        found = (header.slot_bytes, header.container_bytes, header.containers)
-        if found != ([shape.slot_bytes], shape.container_bytes, shape.containers):
+        if not self.region.accepts(header.slot_bytes, header.container_bytes):
             raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
         self.at += len(line) + 1
+        self.containers = header.containers
+        self.load_pools(header)
         for chunk in range(header.chunks):
             line = self.next_line(f"chunk {chunk}")
             self.load_chunk(line, chunk, header.seq)
             self.at += len(line) + 1
         line = self.next_line("the closing line")
         end = self.decode(line, _EndLine)
-        if end.end != header.seq or end.count != header.count or len(self.index) != header.count:
+        if (
+            end.end != header.seq
+            or end.count != header.count
+            or (len(self.index) + self.passed != header.count)
+        ):
             raise self.damaged(f"{header.count} entries", f"{len(self.index)}")
         return header.seq
 
@@ -177,6 +192,15 @@ class _Loader:
         if names != _COLUMNS:
             raise self.damaged(f"columns {_COLUMNS}", repr(names))
         columns = [parts[9 + 4 * column] for column in range(len(_COLUMNS))]
-        problem = load_chunk(self.index, head.n, columns, self.region.geometry.slot_bytes)
-        if problem is not None:
-            raise self.damaged(f"chunk {chunk} of snapshot {seq}", problem)
+        outcome = load_chunk(self.index, head.n, columns, self.containers)
+        if isinstance(outcome, str):
+            raise self.damaged(f"chunk {chunk} of snapshot {seq}", outcome)
+        self.passed += outcome
+
+    def load_pools(self, header: _HeaderLine) -> None:
+        """Assign the containers; the pools are numbered as the snapshot's slot sizes stand."""
+        sizes = self.region.geometry.slot_sizes
+        pools = [sizes.index(size) for size in header.slot_bytes]
+        problem = load_pools(self.index.allocator, header.pools.encode(), pools)
+        if problem is not None or len(header.pools) != 2 * header.containers:
+            raise self.damaged("a pool for each container", problem or header.pools[:40])

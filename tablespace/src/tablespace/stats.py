@@ -33,10 +33,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class PoolStats:
+    """One pool: the containers that have slots of this size now."""
+
+    slot_bytes: int
+    containers: int
+    slots: int
+    free: int
+
+
+@dataclass(frozen=True)
 class StoreStats:
     """Counters and choices of a store; slots unless the name says bytes.
 
-    ``free + reserved + live + limbo + quarantined == capacity`` always.
+    ``free + reserved + live + limbo + quarantined == capacity`` always.  A container that belongs
+    to no pool counts as free slots of the smallest size, so with several slot sizes `capacity`
+    changes as containers find their pools.  `slot_bytes` is the largest slot size.
     """
 
     capacity: int
@@ -46,6 +58,7 @@ class StoreStats:
     limbo: int
     quarantined: int
     slot_bytes: int
+    pools: list[PoolStats]
     puts: int
     gets: int
     hits: int

@@ -24,7 +24,7 @@ from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.recovery import Recovered
 from tablespace.region import Region, RegionLock
-from tablespace.stats import Entry, StoreStats
+from tablespace.stats import Entry, PoolStats, StoreStats
 
 logger = logging.getLogger("tablespace")
 
@@ -120,8 +120,8 @@ class Store:
         if not self._commit(request)[0]:
             raise FullError(
                 f"region {self._directory.path} is full: {self._index.live_count} live of "
-                f"{self._region.geometry.capacity} slots, none free. Remedy: delete keys, open "
-                "with on_full='evict', or grow the region"
+                f"{self._index.allocator.capacity} slots, none free for a value of this size. "
+                "Remedy: delete keys, open with on_full='evict', or grow the region"
             )
 
     def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
@@ -160,11 +160,13 @@ class Store:
         for item in batch:
             request.add(*item)
         out = self._commit(request)
-        stored = sum(out)
-        # The blocks without room are the last ones. When others were stored, slots have been
-        # overwritten or may be evicted since: try again as long as that gets on.
-        if 0 < stored < len(batch):
-            out[stored:] = self._put_group(batch[stored:])
+        # Where some found no room and others were stored, slots have been overwritten or may be
+        # evicted since: try again as long as that gets on.
+        if any(out) and not all(out):
+            left = [at for at, stored in enumerate(out) if not stored]
+            again = self._put_group([batch[at] for at in left])
+            for at, stored in zip(left, again, strict=True):
+                out[at] = stored
         return out
 
     def _commit(self, request: PutRequest) -> list[bool]:
@@ -343,7 +345,7 @@ class Store:
         """Return counters, slot accounting and the choices made at open."""
         index = self._index
         allocator = index.allocator
-        capacity = self._region.geometry.capacity
+        capacity = allocator.capacity
         accounted = (
             allocator.free_count
             + index.live_count
@@ -359,6 +361,7 @@ class Store:
             limbo=index.limbo_count,
             quarantined=allocator.quarantined_count,
             slot_bytes=self._slot_bytes,
+            pools=[PoolStats(*each) for each in allocator.pool_stats()],
             puts=self._puts,
             gets=self._gets,
             hits=self._hits,
@@ -366,7 +369,7 @@ class Store:
             evictions=self._committer.evictions,
             corrupt=self._corrupt,
             read_errors=self._read_errors,
-            bytes_written=self._committer.blocks_written * self._slot_bytes,
+            bytes_written=self._committer.bytes_written,
             bytes_read=self._bytes_read,
             groups=self._committer.groups,
             compactions=self._compactor.compactions,

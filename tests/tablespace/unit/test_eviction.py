@@ -64,6 +64,8 @@ def test_every_victim_is_in_the_journal_before_its_slot_is_used_again(
     assert any('"op":"evict"' in line for line in lines)
     for line in lines:
         record = json.loads(line)
+        if record["op"] == "claim":
+            continue
         place = tuple(record["at"])
         if record["op"] == "put":
             assert place not in owners

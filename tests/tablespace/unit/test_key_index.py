@@ -8,8 +8,13 @@ from tablespace._core.key_index import KeyIndex
 from tablespace._core.slot_allocator import SlotAllocator
 
 
+def _with_pool(allocator: SlotAllocator) -> KeyIndex:
+    allocator.assign_container(0, 0)
+    return KeyIndex(allocator)
+
+
 def make(slots: int = 4096) -> KeyIndex:
-    return KeyIndex(SlotAllocator(1, slots))
+    return _with_pool(SlotAllocator(1, slots * 65536, [65536]))
 
 
 def test_random_operations_agree_with_an_ordered_dict() -> None:

@@ -8,7 +8,7 @@ from libc.string cimport memchr
 
 from tablespace._core.checksum cimport hash_key
 from tablespace._core.key_index cimport KeyIndex
-from tablespace._core.line_codec cimport RECORD_PUT, Record, line_is_whole, parse_record
+from tablespace._core.line_codec cimport RECORD_CLAIM, RECORD_PUT, RECORD_RELEASE, Record, line_is_whole, parse_record
 from tablespace._core.slot_allocator cimport pack_location
 
 cdef extern from "string.h" nogil:
@@ -33,7 +33,6 @@ cdef class JournalReplay:
     Parameters
     ----------
     index : KeyIndex
-    slot_bytes : int
     seq : int
         Records up to this number are already in the index and are skipped.
 
@@ -47,17 +46,20 @@ cdef class JournalReplay:
     """
 
     cdef KeyIndex index
-    cdef uint64_t slot_bytes
+    cdef uint32_t ghosts
     cdef public uint64_t seq
     cdef public uint64_t group
     cdef readonly uint64_t applied, skipped, conflicts
     cdef readonly object problem
     cdef public bint lenient
 
-    def __init__(self, KeyIndex index not None, uint64_t slot_bytes, uint64_t seq):
+    def __init__(self, KeyIndex index not None, uint64_t seq):
         self.index = index
-        self.slot_bytes = slot_bytes
         self.seq = seq
+
+    def expect_ghosts(self, uint32_t containers):
+        """Accept records of containers below `containers` that the region has no more."""
+        self.ghosts = containers
 
     def feed(self, bytes data not None, size_t start=0):
         """Apply lines of `data` from `start` on.
@@ -103,22 +105,18 @@ cdef class JournalReplay:
         if record.group > record.seq or record.group < self.group:
             self.problem = f"record {record.seq} claims group {record.group}"
             return False
-        if record.kind == RECORD_PUT:
-            if (record.container >= self.index.allocator.container_count
-                    or record.slot >= self.index.allocator.slots_per_container
-                    or record.length > self.slot_bytes):
-                self.problem = (f"record {record.seq} names slot {record.slot} of container "
-                                f"{record.container}, outside the geometry")
+        if record.container >= self.index.allocator.container_count:
+            if record.container >= self.ghosts:
+                return self.outside(record)
+            # Of a container that a shrink has removed since: nothing of it is left.
+            if record.kind == RECORD_PUT:
+                self.forget(record)
+        elif record.kind == RECORD_PUT:
+            if not self.put(record):
                 return False
-            if not self.store(record):
-                self.conflicts += 1
-                if not self.lenient:
-                    self.problem = (f"record {record.seq} stores into slot {record.slot} of "
-                                    f"container {record.container}, which is taken")
-                    return False
-                # The highest sequence number owns a slot.
-                self.index.evict_owner(record.container, record.slot)
-                self.store(record)
+        elif record.kind == RECORD_CLAIM or record.kind == RECORD_RELEASE:
+            if not self.move(record):
+                return False
         else:
             found = self.index.find(record.key, record.key_length,
                                     hash_key(record.key, record.key_length))
@@ -129,6 +127,47 @@ cdef class JournalReplay:
         self.seq = record.seq
         self.group = record.group
         self.applied += 1
+        return True
+
+    cdef bint outside(self, Record *record) except -1:
+        self.problem = (f"record {record.seq} names slot {record.slot} of container "
+                        f"{record.container}, outside the geometry")
+        return False
+
+    cdef void forget(self, Record *record) noexcept:
+        cdef int64_t found = self.index.find(record.key, record.key_length,
+                                             hash_key(record.key, record.key_length))
+        if found >= 0:
+            self.index.remove(<uint32_t>found)
+
+    cdef bint put(self, Record *record) except -1:
+        if not self.index.fits(record.container, record.slot, record.length):
+            return self.outside(record)
+        if not self.store(record):
+            self.conflicts += 1
+            if not self.lenient:
+                self.problem = (f"record {record.seq} stores into slot {record.slot} of "
+                                f"container {record.container}, which is taken")
+                return False
+            # The highest sequence number owns a slot.
+            self.index.evict_owner(record.container, record.slot)
+            self.store(record)
+        return True
+
+    cdef bint move(self, Record *record) except -1:
+        """Apply a claim or a release."""
+        cdef int pool = -1
+        cdef uint32_t at
+        if record.kind == RECORD_CLAIM:
+            for at in range(self.index.allocator.pool_count):
+                if self.index.allocator.pool_bytes[at] == record.length:
+                    pool = <int>at
+            if pool < 0:
+                self.problem = f"record {record.seq} claims slots of {record.length} bytes"
+                return False
+        if not self.index.allocator.assign(record.container, pool):
+            self.problem = f"record {record.seq} moves container {record.container}, not empty"
+            return False
         return True
 
     cdef bint store(self, Record *record) except -1:

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from tablespace._core.slot_allocator cimport SlotAllocator
+from tablespace._core.slot_allocator cimport MAX_POOLS, SlotAllocator
 
 cdef enum:
     ENTRY_LIVE = 1        # in the table and in the recency list
@@ -33,7 +33,8 @@ cdef class KeyIndex:
     cdef uint32_t free_entry       # head of the list of unused entries
     cdef uint64_t *table           # owned: tag (32 bits) | entry id + 1; 0 is empty
     cdef uint64_t table_size
-    cdef uint32_t oldest, newest
+    cdef uint32_t oldest[MAX_POOLS]   # recency lists, one a pool
+    cdef uint32_t newest[MAX_POOLS]
     cdef uint8_t **key_slabs       # owned memory of the key arena
     cdef uint32_t key_slab_count
     cdef size_t key_slab_used
@@ -58,10 +59,15 @@ cdef class KeyIndex:
                         size_t metadata_length, uint64_t hash, uint64_t location, uint32_t length,
                         uint64_t check, uint64_t seq) except -1
     cdef void remove(self, uint32_t id, bint suspect=*) noexcept
+    cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length) noexcept nogil
     cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
                             size_t metadata_length, uint32_t container, uint32_t slot,
                             uint32_t length, uint64_t check, uint64_t seq) except -1
     cdef void touch(self, uint32_t id) noexcept nogil
     cdef bint pin(self, uint32_t id) noexcept nogil
     cdef void unpin(self, uint32_t id) noexcept
-    cdef uint32_t choose_victims(self, uint32_t *out, uint32_t wanted) noexcept nogil
+    cdef int pool_of(self, Entry *entry) noexcept nogil
+    cdef uint32_t choose_victims(self, uint32_t pool, uint32_t *out,
+                                 uint32_t wanted) noexcept nogil
+    cdef uint32_t choose_container(self, uint32_t container, uint32_t *out,
+                                   uint32_t limit) noexcept nogil

@@ -74,9 +74,11 @@ cdef class KeyIndex:
 
     def __cinit__(self, SlotAllocator allocator not None):
         self.allocator = allocator
+        cdef uint32_t pool
         self.free_entry = NO_ENTRY
-        self.oldest = NO_ENTRY
-        self.newest = NO_ENTRY
+        for pool in range(MAX_POOLS):
+            self.oldest[pool] = NO_ENTRY
+            self.newest[pool] = NO_ENTRY
         self.table_size = FIRST_TABLE_SIZE
         self.table = <uint64_t *>calloc(self.table_size, sizeof(uint64_t))
         if self.table == NULL:
@@ -213,40 +215,64 @@ cdef class KeyIndex:
 
     # Recency.
 
+    cdef int pool_of(self, Entry *entry) noexcept nogil:
+        """A container keeps its pool while entries lie in it."""
+        return self.allocator.pool_of[location_container(entry.location)]
+
     cdef void unlink(self, Entry *entry) noexcept nogil:
+        cdef int pool = self.pool_of(entry)
         if entry.older != NO_ENTRY:
             self.entry(entry.older).newer = entry.newer
         else:
-            self.oldest = entry.newer
+            self.oldest[pool] = entry.newer
         if entry.newer != NO_ENTRY:
             self.entry(entry.newer).older = entry.older
         else:
-            self.newest = entry.older
+            self.newest[pool] = entry.older
 
     cdef void link_newest(self, uint32_t id, Entry *entry) noexcept nogil:
-        entry.older = self.newest
+        cdef int pool = self.pool_of(entry)
+        entry.older = self.newest[pool]
         entry.newer = NO_ENTRY
-        if self.newest != NO_ENTRY:
-            self.entry(self.newest).newer = id
+        if self.newest[pool] != NO_ENTRY:
+            self.entry(self.newest[pool]).newer = id
         else:
-            self.oldest = id
-        self.newest = id
+            self.oldest[pool] = id
+        self.newest[pool] = id
 
     cdef void touch(self, uint32_t id) noexcept nogil:
         cdef Entry *entry = self.entry(id)
-        if self.newest == id:
+        if entry.newer == NO_ENTRY:
             return
         self.unlink(entry)
         self.link_newest(id, entry)
 
-    cdef uint32_t choose_victims(self, uint32_t *out, uint32_t wanted) noexcept nogil:
-        """Mark and return up to `wanted` of the oldest entries that nobody pins."""
+    cdef uint32_t choose_victims(self, uint32_t pool, uint32_t *out,
+                                 uint32_t wanted) noexcept nogil:
+        """Mark and return up to `wanted` of a pool's oldest entries that nobody pins."""
         cdef uint32_t got = 0
-        cdef uint32_t id = self.oldest
+        cdef uint32_t id = self.oldest[pool]
         cdef Entry *entry
         while got < wanted and id != NO_ENTRY:
             entry = self.entry(id)
             if entry.location & PIN_MASK == 0 and not entry.flags & ENTRY_EVICTING:
+                entry.flags |= ENTRY_EVICTING
+                out[got] = id
+                got += 1
+            id = entry.newer
+        return got
+
+    cdef uint32_t choose_container(self, uint32_t container, uint32_t *out,
+                                   uint32_t limit) noexcept nogil:
+        """Mark and return the entries of one container that nobody pins, by looking at all."""
+        cdef uint32_t got = 0
+        cdef int pool = self.allocator.pool_of[container]
+        cdef uint32_t id = self.oldest[pool] if pool >= 0 else NO_ENTRY
+        cdef Entry *entry
+        while got < limit and id != NO_ENTRY:
+            entry = self.entry(id)
+            if (location_container(entry.location) == container
+                    and entry.location & PIN_MASK == 0 and not entry.flags & ENTRY_EVICTING):
                 entry.flags |= ENTRY_EVICTING
                 out[got] = id
                 got += 1
@@ -441,14 +467,16 @@ cdef class KeyIndex:
         return present
 
     def keys(self):
-        """Return all live keys, least recently used first."""
+        """Return all live keys, pool by pool, least recently used first."""
         cdef list out = []
-        cdef uint32_t id = self.oldest
+        cdef uint32_t id, pool
         cdef Entry *entry
-        while id != NO_ENTRY:
-            entry = self.entry(id)
-            out.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
-            id = entry.newer
+        for pool in range(self.allocator.pool_count):
+            id = self.oldest[pool]
+            while id != NO_ENTRY:
+                entry = self.entry(id)
+                out.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
+                id = entry.newer
         return out
 
     def restore(self, key, container, slot, length, check, seq, metadata=None):
@@ -469,9 +497,20 @@ cdef class KeyIndex:
         return self.restore_entry(data, key_length, extra, extra_length, container, slot, length,
                                   check, seq)
 
+    cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length) noexcept nogil:
+        """Say whether a container belongs to a pool that has this slot, large enough."""
+        cdef int pool
+        if container >= self.allocator.container_count:
+            return False
+        pool = self.allocator.pool_of[container]
+        return (pool >= 0 and slot < self.allocator.pool_slots[pool]
+                and length <= self.allocator.pool_bytes[pool])
+
     cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
                             size_t metadata_length, uint32_t container, uint32_t slot,
                             uint32_t length, uint64_t check, uint64_t seq) except -1:
+        if not self.fits(container, slot, length):
+            raise ValueError(f"slot {slot} of container {container} is outside the geometry")
         if not self.allocator.mark(container, slot):
             return False
         self.insert(key, key_length, metadata, metadata_length, hash_key(key, key_length),
@@ -481,7 +520,8 @@ cdef class KeyIndex:
     cdef int64_t owner_of(self, uint32_t container, uint32_t slot) noexcept:
         """Find the live entry that owns a slot by looking at all of them; -1 when none does."""
         cdef uint64_t wanted = pack_location(container, slot)
-        cdef uint32_t id = self.oldest
+        cdef int pool = self.allocator.pool_of[container]
+        cdef uint32_t id = self.oldest[pool] if pool >= 0 else NO_ENTRY
         while id != NO_ENTRY:
             if self.entry(id).location & ~PIN_MASK == wanted:
                 return id

@@ -7,6 +7,8 @@ cdef enum RecordKind:
     RECORD_EVICT = 2
     RECORD_DELETE = 3
     RECORD_DROP = 4
+    RECORD_CLAIM = 5
+    RECORD_RELEASE = 6
 
 
 cdef struct Record:
@@ -34,6 +36,8 @@ cdef class LineWriter:
     cdef int put_line(self, uint64_t seq, uint64_t group, const uint8_t *key, size_t key_length,
                       uint32_t container, uint32_t slot, uint32_t length, uint64_t check,
                       const uint8_t *metadata, size_t metadata_length) noexcept nogil
+    cdef int pool_line(self, RecordKind kind, uint64_t seq, uint64_t group, uint32_t container,
+                       uint32_t slot_bytes) noexcept nogil
     cdef int free_line(self, RecordKind kind, uint64_t seq, uint64_t group, const uint8_t *key,
                        size_t key_length, uint32_t container, uint32_t slot) noexcept nogil
 

@@ -165,6 +165,39 @@ cdef class LineWriter:
         self.used += seal_line(self.data + self.used, out - (self.data + self.used))
         return 0
 
+    cdef int pool_line(self, RecordKind kind, uint64_t seq, uint64_t group, uint32_t container,
+                       uint32_t slot_bytes) noexcept nogil:
+        cdef char *start
+        cdef char *out
+        if self.room(LONGEST_LINE) < 0:
+            return -ENOMEM
+        start = self.data + self.used
+        out = start
+        out += write_text(out, b'{"seq":', 7)
+        out += write_number(out, seq)
+        out += write_text(out, b',"grp":', 7)
+        out += write_number(out, group)
+        if kind == RECORD_CLAIM:
+            out += write_text(out, b',"op":"claim","container":', 26)
+        else:
+            out += write_text(out, b',"op":"release","container":', 28)
+        out += write_number(out, container)
+        if kind == RECORD_CLAIM:
+            out += write_text(out, b',"slot_bytes":', 14)
+            out += write_number(out, slot_bytes)
+        self.used += seal_line(start, out - start)
+        return 0
+
+    def claim(self, seq, group, container, slot_bytes):
+        """Append the record of a container that a pool takes."""
+        if self.pool_line(RECORD_CLAIM, seq, group, container, slot_bytes) < 0:
+            raise MemoryError()
+
+    def release(self, seq, group, container):
+        """Append the record of an empty container that leaves its pool."""
+        if self.pool_line(RECORD_RELEASE, seq, group, container, 0) < 0:
+            raise MemoryError()
+
     def put(self, seq, group, bytes key, container, slot, length, check, metadata=None):
         """Append one ``put`` record."""
         cdef bytes extra = metadata or b""
@@ -277,6 +310,22 @@ cdef bint line_is_whole(const char *line, size_t length) noexcept nogil:
     return total == xxh3_64(line, length - TRAILER_BYTES)
 
 
+cdef bint parse_pool_record(Cursor *cursor, Record *out) noexcept nogil:
+    """Parse what follows the op of a claim or release; the slot size lands in `length`."""
+    cdef uint64_t number
+    out.key_length = 0
+    out.slot = 0
+    if not (skip(cursor, b',"container":', 13) and read_number(cursor, 0xFFFFFFFF, &number)):
+        return False
+    out.container = <uint32_t>number
+    if out.kind == RECORD_CLAIM:
+        if not (skip(cursor, b',"slot_bytes":', 14)
+                and read_number(cursor, 0xFFFFFFFF, &number)):
+            return False
+        out.length = <uint32_t>number
+    return cursor.at == cursor.end
+
+
 cdef bint parse_record(const char *line, size_t length, Record *out) noexcept nogil:
     """Parse a whole line of the exact layout above; False when it is any other text."""
     cdef Cursor cursor
@@ -303,8 +352,14 @@ cdef bint parse_record(const char *line, size_t length, Record *out) noexcept no
         out.kind = RECORD_DELETE
     elif skip(&cursor, b'drop"', 5):
         out.kind = RECORD_DROP
+    elif skip(&cursor, b'claim"', 6):
+        out.kind = RECORD_CLAIM
+    elif skip(&cursor, b'release"', 8):
+        out.kind = RECORD_RELEASE
     else:
         return False
+    if out.kind == RECORD_CLAIM or out.kind == RECORD_RELEASE:
+        return parse_pool_record(&cursor, out)
     if not (skip(&cursor, b',"key":"', 8) and read_hex(&cursor, out.key, 255, &out.key_length)):
         return False
     if not (skip(&cursor, b',"at":[', 7) and read_number(&cursor, 0xFFFFFFFF, &number)):
@@ -345,7 +400,13 @@ def parse(bytes line not None):
     if not line_is_whole(data, length) or not parse_record(data, length, &record):
         return None
     names = {RECORD_PUT: "put", RECORD_EVICT: "evict", RECORD_DELETE: "delete",
-             RECORD_DROP: "drop"}
+             RECORD_DROP: "drop", RECORD_CLAIM: "claim", RECORD_RELEASE: "release"}
+    if record.kind == RECORD_CLAIM or record.kind == RECORD_RELEASE:
+        out = {"op": names[record.kind], "seq": record.seq, "grp": record.group,
+               "container": record.container}
+        if record.kind == RECORD_CLAIM:
+            out["slot_bytes"] = record.length
+        return out
     out = {
         "op": names[record.kind], "seq": record.seq, "grp": record.group,
         "key": PyBytes_FromStringAndSize(<char *>record.key, record.key_length),

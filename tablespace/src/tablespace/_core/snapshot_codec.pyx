@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from tablespace._core.key_index cimport NO_ENTRY, Entry, KeyIndex
 from tablespace._core.line_codec import seal
-from tablespace._core.slot_allocator cimport location_container, location_slot
+from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot
 
 CHUNK_ENTRIES = 4096
 cdef uint32_t CHUNK_LIMIT = 4096
@@ -114,35 +114,73 @@ def encode_chunks(KeyIndex index not None, uint64_t seq):
     """Return the chunk lines of every live entry, as a list of bytes; `seq` names the snapshot."""
     cdef list lines = []
     cdef list ids = []
-    cdef uint32_t id = index.oldest
-    while True:
-        if len(ids) == CHUNK_LIMIT or (id == NO_ENTRY and ids):
-            lines.append(seal(
-                b'{"chunk":%d,"of":%d,"n":%d,"key_len":"%s","key":"%s","at":"%s","len":"%s",'
-                b'"xxh3":"%s","seq":"%s","meta_len":"%s","meta":"%s"' % (
-                    len(lines), seq, len(ids), column(index, ids, 2), column(index, ids, 0),
-                    column(index, ids, 4), column(index, ids, 5), column(index, ids, 6),
-                    column(index, ids, 7), column(index, ids, 3), column(index, ids, 1))))
-            ids = []
-        if id == NO_ENTRY:
-            return lines
-        ids.append(id)
-        id = index.entry(id).newer
+    cdef uint32_t pool, id
+    for pool in range(index.allocator.pool_count):
+        id = index.oldest[pool]
+        while id != NO_ENTRY:
+            ids.append(id)
+            id = index.entry(id).newer
+            if len(ids) == CHUNK_LIMIT:
+                lines.append(encode_chunk(index, ids, len(lines), seq))
+                ids = []
+    if ids:
+        lines.append(encode_chunk(index, ids, len(lines), seq))
+    return lines
+
+
+cdef bytes encode_chunk(KeyIndex index, list ids, int number, uint64_t seq):
+    return seal(
+        b'{"chunk":%d,"of":%d,"n":%d,"key_len":"%s","key":"%s","at":"%s","len":"%s",'
+        b'"xxh3":"%s","seq":"%s","meta_len":"%s","meta":"%s"' % (
+            number, seq, len(ids), column(index, ids, 2), column(index, ids, 0),
+            column(index, ids, 4), column(index, ids, 5), column(index, ids, 6),
+            column(index, ids, 7), column(index, ids, 3), column(index, ids, 1)))
+
+
+def encode_pools(SlotAllocator allocator not None):
+    """Return the pool of every container as two hex digits each, ``ff`` for none."""
+    return bytes(
+        [allocator.pool_of[at] & 0xFF for at in range(allocator.container_count)]).hex().encode()
+
+
+def load_pools(SlotAllocator allocator not None, bytes pools not None, list numbers not None):
+    """Assign containers as `encode_pools` said; return what is wrong, or None.
+
+    Containers that the region has no more are passed over; ones it has got since have no pool.
+
+    Parameters
+    ----------
+    numbers : list of int
+        The allocator's pool for each pool number in the text.
+    """
+    try:
+        listed = bytes.fromhex(pools.decode("ascii"))
+    except ValueError as error:
+        return f"pools are no hex: {error}"
+    for container, pool in enumerate(listed[:allocator.container_count]):
+        if pool != 0xFF:
+            if pool >= len(numbers):
+                return f"container {container} is of pool {pool}, there are {len(numbers)}"
+            allocator.assign(container, numbers[pool])
+    return None
 
 
 def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
-               uint64_t slot_bytes):
+               uint32_t ghosts=0):
     """Restore the entries of one chunk into the index.
 
     Parameters
     ----------
     columns : list of bytes
         The hex text of key_len, key, at, len, xxh3, seq, meta_len, meta.
+    ghosts : int
+        Entries in containers below this number that the region has no more are passed over.
 
     Returns
     -------
-    str or None
-        None when all was well; else what is wrong (entries before it are restored).
+    str or int
+        How many entries were passed over when all was well; else what is wrong (entries before
+        it are restored).
     """
     cdef bytes key_len, key, at, length, check, seq, meta_len, meta
     key_len, key, at, length, check, seq, meta_len, meta = columns
@@ -158,7 +196,7 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
     cdef uint64_t key_bytes, meta_bytes, container, slot, value_bytes, total, number
     cdef uint8_t name[256]
     cdef uint8_t extra[256]
-    cdef uint32_t item
+    cdef uint32_t item, passed = 0
     if count > CHUNK_LIMIT or count == 0:
         return f"a chunk of {count} entries"
     if not (PyBytes_GET_SIZE(key_len) == 2 * count and PyBytes_GET_SIZE(at) == 12 * count
@@ -182,10 +220,12 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
             return f"entry {item}: names not hex"
         key_at += 2 * key_bytes
         meta_at += 2 * meta_bytes
-        if (container >= index.allocator.container_count
-                or slot >= index.allocator.slots_per_container or value_bytes > slot_bytes):
+        if index.allocator.container_count <= container < ghosts:
+            passed += 1
+            continue
+        if not index.fits(<uint32_t>container, <uint32_t>slot, value_bytes):
             return f"entry {item}: slot {slot} of container {container} is outside the geometry"
         if not index.restore_entry(name, key_bytes, extra, meta_bytes, <uint32_t>container,
                                    <uint32_t>slot, <uint32_t>value_bytes, total, number):
             return f"entry {item}: slot {slot} of container {container} is taken twice"
-    return None
+    return passed

@@ -1,6 +1,6 @@
 """Entries on their way out of a full region."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from tablespace._core.key_index cimport ENTRY_EVICTING, ENTRY_LIVE, Entry, KeyIndex
@@ -9,18 +9,33 @@ from tablespace._core.slot_allocator cimport location_container, location_slot
 
 
 cdef class VictimList:
-    """Entries chosen for eviction, still readable until their records are durable."""
+    """Entries chosen for eviction, still readable until their records are durable.
+
+    Parameters
+    ----------
+    index : KeyIndex
+    wanted : int
+        At most this many.
+    pool : int
+        The least recently used of this pool.
+    container : int, optional
+        Instead, those that lie in this container.
+    """
 
     cdef KeyIndex index
     cdef uint32_t *ids      # owned
     cdef readonly uint32_t count
 
-    def __cinit__(self, KeyIndex index not None, uint32_t wanted):
+    def __cinit__(self, KeyIndex index not None, uint32_t wanted, uint32_t pool=0,
+                  int64_t container=-1):
         self.index = index
         self.ids = <uint32_t *>malloc(max(1, wanted) * sizeof(uint32_t))
         if self.ids == NULL:
             raise MemoryError()
-        self.count = index.choose_victims(self.ids, wanted)
+        if container >= 0:
+            self.count = index.choose_container(<uint32_t>container, self.ids, wanted)
+        else:
+            self.count = index.choose_victims(pool, self.ids, wanted)
 
     def __dealloc__(self):
         free(self.ids)

@@ -180,6 +180,8 @@ cdef class CommitGroup:
     requests : list of PutRequest
     devices : list of Device
         One a container, in order.
+    allocator : SlotAllocator
+        Gives the slots, and knows each container's slot size.
 
     Notes
     -----
@@ -187,7 +189,8 @@ cdef class CommitGroup:
     before anything was in the journal.
     """
 
-    def __cinit__(self, list requests not None, list devices not None):
+    def __cinit__(self, list requests not None, list devices not None,
+                  SlotAllocator allocator not None):
         cdef PutRequest request
         cdef uint32_t total = 0, at
         for request in requests:
@@ -197,7 +200,7 @@ cdef class CommitGroup:
         if self.blocks == NULL or self.devices == NULL:
             raise MemoryError()
         for request in requests:
-            self.slot_size = request.slot_bytes
+            self.frame_bytes = request.slot_bytes
             for at in range(request.count):
                 self.blocks[self.count] = &request.blocks[at]
                 self.count += 1
@@ -205,26 +208,45 @@ cdef class CommitGroup:
             self.devices[at] = <void *>devices[at]
         self.requests = requests
         self.device_list = devices
+        self.allocator = allocator
 
     def __dealloc__(self):
         free(self.blocks)
         free(self.devices)
 
-    def place(self, SlotAllocator allocator not None):
-        """Reserve a slot for every block; return how many got one, the first ones."""
+    def demand(self):
+        """Return how many blocks want a slot of each pool."""
+        cdef uint32_t at
+        wanted = [0] * self.allocator.pool_count
+        for at in range(self.count):
+            wanted[self.allocator.pool_for(self.blocks[at].length)] += 1
+        return wanted
+
+    def place(self):
+        """Reserve a slot for every block; return how many got one, the first of each pool."""
         cdef uint64_t *places = <uint64_t *>malloc(max(1, self.count) * sizeof(uint64_t))
-        cdef uint32_t got, at
+        cdef uint32_t pool, got, taken, at, placed = 0
         if places == NULL:
             raise MemoryError()
-        got = allocator.reserve_run(places, self.count)
-        for at in range(self.count):
-            self.blocks[at].placed = at < got
-            self.blocks[at].result = -EAGAIN
-            if at < got:
-                self.blocks[at].location = places[at]
-                self.blocks[at].result = 0
-        free(places)
-        return got
+        try:
+            for pool, wanted in enumerate(self.demand()):
+                if wanted == 0:
+                    continue
+                got = self.allocator.reserve_run(pool, places, wanted)
+                placed += got
+                taken = 0
+                for at in range(self.count):
+                    if self.allocator.pool_for(self.blocks[at].length) != <int>pool:
+                        continue
+                    self.blocks[at].placed = taken < got
+                    self.blocks[at].result = -EAGAIN
+                    if taken < got:
+                        self.blocks[at].location = places[taken]
+                        self.blocks[at].result = 0
+                    taken += 1
+        finally:
+            free(places)
+        return placed
 
     def commit(self, IoContext context not None, Device journal not None,
                LineWriter writer not None, uint64_t seq, uint64_t group):
@@ -288,7 +310,7 @@ cdef class CommitGroup:
 
     cdef int write_all(self, IoQueue queue, unsigned char *staging,
                        size_t staging_bytes) noexcept nogil:
-        cdef uint64_t slot_bytes
+        cdef uint64_t slot_bytes = self.frame_bytes
         cdef uint32_t frames, free_frames, at, fresh = 0
         cdef uint32_t *frame_stack
         cdef int32_t *frame_of
@@ -299,7 +321,6 @@ cdef class CommitGroup:
         cdef int code = 0
         if self.count == 0:
             return 0
-        slot_bytes = self.slot_size
         frames = <uint32_t>(staging_bytes // slot_bytes)
         frame_stack = <uint32_t *>malloc((frames + 1) * sizeof(uint32_t))
         frame_of = <int32_t *>malloc(self.count * sizeof(int32_t))
@@ -321,7 +342,7 @@ cdef class CommitGroup:
                 block.check = xxh3_64(b"", 0)
                 continue
             padded = (block.length + PAD_BYTES - 1) // PAD_BYTES * PAD_BYTES
-            offset = location_slot(block.location) * slot_bytes
+            offset = self.offset_of(block)
             if (padded == block.length and <size_t>block.view.buf
                     % self.memory_alignment(location_container(block.location)) == 0):
                 buffers[at] = block.view.buf
@@ -374,6 +395,9 @@ cdef class CommitGroup:
         free(buffers)
         return code if code < 0 else 0
 
+    cdef uint64_t offset_of(self, Block *block) noexcept nogil:
+        return location_slot(block.location) * self.allocator.slot_bytes_of(block.location)
+
     cdef uint32_t memory_alignment(self, uint32_t container) noexcept nogil:
         return (<Device>self.devices[container]).memory_alignment_bytes
 
@@ -405,8 +429,7 @@ cdef class CommitGroup:
             block.result = done[at].result
             if block.result != <int64_t>padded:
                 block.result = (<Device>self.devices[location_container(block.location)]).finish(
-                    IO_WRITE, buffers[which], padded,
-                    location_slot(block.location) * self.slot_size, block.result)
+                    IO_WRITE, buffers[which], padded, self.offset_of(block), block.result)
             if frame_of[which] >= 0:
                 frame_stack[free_frames[0]] = <uint32_t>frame_of[which]
                 free_frames[0] += 1
@@ -455,10 +478,19 @@ cdef class CommitGroup:
                 index.allocator.release(block.location)
         return stored
 
-    def abandon(self, SlotAllocator allocator not None, int code):
+    def written_bytes(self):
+        """Return the bytes of the values written by this group."""
+        cdef uint32_t at
+        cdef uint64_t total = 0
+        for at in range(self.count):
+            if self.blocks[at].result >= 0:
+                total += self.blocks[at].length
+        return total
+
+    def abandon(self, int code):
         """Give every reserved slot back and mark the blocks failed with `-code`."""
         cdef uint32_t at
         for at in range(self.count):
             if self.blocks[at].placed:
-                allocator.release(self.blocks[at].location)
+                self.allocator.release(self.blocks[at].location)
                 self.blocks[at].result = -code

@@ -51,6 +51,7 @@ cdef class ReadBatch:
     devices : list of Device
         One a container, in order.
     slot_bytes : int
+        The largest slot: what one read needs of staging.
     verify : bool
         Whether to check each value's checksum.
 
@@ -249,12 +250,16 @@ cdef class ReadBatch:
             <Device>self.devices[location_container(read.location)]).alignment_bytes
         return (read.length + unit - 1) // unit * unit
 
+    cdef uint64_t offset_of(self, Read *read) noexcept nogil:
+        return (location_slot(read.location)
+                * self.index.allocator.slot_bytes_of(read.location))
+
     cdef uint32_t memory_alignment(self, Read *read) noexcept nogil:
         return (<Device>self.devices[location_container(read.location)]).memory_alignment_bytes
 
     cdef int push(self, IoQueue queue, Read *read, size_t padded, uint64_t tag) noexcept nogil:
         return queue.push(<Device>self.devices[location_container(read.location)], IO_READ,
-                          read.buffer, padded, location_slot(read.location) * self.slot_bytes, tag)
+                          read.buffer, padded, self.offset_of(read), tag)
 
     cdef void complete(self, Read *read, int64_t result) noexcept nogil:
         """Finish a short read, verify, and copy out of staging."""
@@ -264,7 +269,7 @@ cdef class ReadBatch:
             if result != <int64_t>padded:
                 result = (<Device>self.devices[location_container(read.location)]).finish(
                     IO_READ, read.buffer, padded,
-                    location_slot(read.location) * self.slot_bytes, result)
+                    self.offset_of(read), result)
             if result < 0:
                 read.result = result
                 return
@@ -276,7 +281,7 @@ cdef class ReadBatch:
                 return
             # Once more: another thread may have written into the caller's buffer meanwhile.
             result = (<Device>self.devices[location_container(read.location)]).read(
-                read.buffer, padded, location_slot(read.location) * self.slot_bytes)
+                read.buffer, padded, self.offset_of(read))
         if read.buffer != read.target:
             memcpy(read.target, read.buffer, read.length)
         read.result = read.length

@@ -1,0 +1,78 @@
+"""Bring a region to another number of containers, or to more slot sizes, when it is opened.
+
+Growing: the new containers are durable before region.json names them.  Shrinking: the evictions
+are durable (a snapshot without those entries, an empty journal) before region.json changes, and
+the containers go last.  A crash anywhere leaves the old region or the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from tablespace._core.key_index import KeyIndex
+from tablespace.io.directory import Directory
+from tablespace.journal import rotate_journal
+from tablespace.layout import Geometry, container_name
+from tablespace.recovery import Recovered
+from tablespace.region import Region, RegionLock
+from tablespace.snapshot import encode_snapshot, install_snapshot, stage_snapshot
+
+logger = logging.getLogger("tablespace")
+CONTAINERS = "containers"
+_CONTAINER_NAME = re.compile(r"(\d{4,})\.bin")
+
+
+def remove_surplus_containers(directory: Directory, geometry: Geometry) -> list[str]:
+    """Unlink container files beyond the geometry: what a crash in a resize leaves."""
+    surplus = []
+    for name in directory.list(CONTAINERS):
+        match = _CONTAINER_NAME.fullmatch(name)
+        if match is not None and int(match[1]) >= geometry.containers:
+            directory.unlink(f"{CONTAINERS}/{name}")
+            surplus.append(name)
+    if surplus:
+        directory.sync(CONTAINERS)
+    return surplus
+
+
+def evict_containers_from(index: KeyIndex, first: int) -> int:
+    """Drop every entry that lies in a container from `first` on; return how many."""
+    evicted = 0
+    for key in index.keys():  # noqa: SIM118 - a list, taken before the first removal
+        entry = index.get(key)
+        if entry is not None and entry[0] >= first:
+            evicted += index.discard(key)
+    return evicted
+
+
+def shrink_index(
+    directory: Directory, region: Region, recovered: Recovered, containers: int
+) -> int:
+    """Make durable that nothing lies in the containers to go; return the entries evicted."""
+    evicted = evict_containers_from(recovered.index, containers)
+    if evicted:
+        stage_snapshot(directory, encode_snapshot(recovered.index, region, recovered.seq))
+        install_snapshot(directory)
+        recovered.journal.close()
+        recovered.journal = rotate_journal(directory, region, recovered.seq + 1)
+    return evicted
+
+
+def change_region(
+    directory: Directory, lock: RegionLock, region: Region, wanted: Geometry
+) -> Region:
+    """Put the new identity in place; every container of it must exist already, durably."""
+    changed = Region(region.uuid, wanted)
+    lock.replace(directory, changed)
+    surplus = remove_surplus_containers(directory, wanted)
+    logger.info(
+        "%s: resized from %s to %s%s",
+        directory.path,
+        region.geometry,
+        wanted,
+        f", removed {len(surplus)} containers from {container_name(wanted.containers)} on"
+        if surplus
+        else "",
+    )
+    return changed
