@@ -8,11 +8,11 @@ append; the slots they free are handed out only in a later commit.
 from __future__ import annotations
 
 import errno
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from tablespace._core.commit_queue import CommitQueue
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
@@ -41,6 +41,7 @@ class DeleteRequest:
         self.count = len(keys)
         self.removed: list[bool] = [False] * len(keys)
         self.error: BaseException | None = None
+        self.joins = False
         self.wake: Any = None
         self.done = False
 
@@ -52,6 +53,7 @@ class Barrier:
         self.action = action
         self.count = 0
         self.error: BaseException | None = None
+        self.joins = False
         self.wake: Any = None
         self.done = False
 
@@ -103,20 +105,10 @@ class Committer:
         # True from before a journal append until its records are in the index: what an exception
         # from outside interrupts then is neither stored nor not stored.
         self._in_doubt = False
-        # Requests share a commit only while all of it is sure to find room at once.
-        self.share_limit = min(
-            MAX_GROUP_BLOCKS,
-            min(self.allocator.pool_capacity(pool) for pool in range(self.allocator.pool_count))
-            // 4,
-        )
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
         self._stuck: list[CommitGroup] = []
-        self._mutex = threading.Lock()
-        self._queue: deque[Request] = deque()
-        self._led = False
-
-    # Leader and followers.
+        self._queue: CommitQueue[Request] = CommitQueue(self._commit_batch, self._share_limit())
 
     def run(self, request: Request) -> None:
         """Commit a request, perhaps together with others; return when it is durable.
@@ -124,63 +116,22 @@ class Committer:
         Raises
         ------
         FailedError, FullError, OSError
-            As set by the leader; the request's own outcome tells about single blocks.
+            As the commit met; the request's own outcome tells about single blocks.
         """
-        with self._mutex:
-            self._queue.append(request)
-            follow = self._led
-            if follow:
-                request.wake = threading.Lock()
-                request.wake.acquire()
-            self._led = True
-        if follow:
-            try:
-                request.wake.acquire()
-            except BaseException:
-                self._desert(request)
-                raise
-        if not request.done:
-            self._lead(request)
-        if request.error is not None:
-            raise request.error
+        self._queue.run(request)
 
-    def _desert(self, request: Request) -> None:
-        """Leave the queue when the wait was interrupted (a signal's exception in this thread).
+    def _share_limit(self) -> int:
+        """Requests share a commit only while all of it is sure to find room at once."""
+        pools = range(self.allocator.pool_count)
+        room = min(self.allocator.pool_capacity(pool) for pool in pools)
+        return min(MAX_GROUP_BLOCKS, room // 4)
 
-        A request that is being committed already is committed; one that was just made leader
-        hands leadership on.
-        """
-        with self._mutex:
-            if request in self._queue:
-                self._queue.remove(request)
-            if request.done or not request.wake.acquire(blocking=False):
-                return
-            if self._queue:
-                self._queue[0].wake.release()
-            else:
-                self._led = False
-
-    def _lead(self, own: Request) -> None:
-        """Commit the head of the queue, which includes `own`, then hand leadership on."""
-        batch = self._take()
+    def _commit_batch(self, batch: list[Request]) -> None:
         try:
             self._commit(batch)
         except BaseException as error:
             self._note_interruption(error)
-            for request in batch:
-                request.error = error
-        heir = None
-        with self._mutex:
-            if self._queue:
-                heir = self._queue[0].wake
-            else:
-                self._led = False
-        for request in batch:
-            request.done = True
-            if request is not own and request.wake is not None:
-                request.wake.release()
-        if heir is not None:
-            heir.release()
+            raise
 
     def _note_interruption(self, error: BaseException) -> None:
         """Turn read-only when an exception from outside, such as a signal's, hit a commit midway.
@@ -190,22 +141,6 @@ class Committer:
         """
         if self._in_doubt and self.failed is None:
             self.fail(OSError(errno.EINTR, f"a commit was interrupted by {error!r}"))
-
-    def _take(self) -> list[Request]:
-        """Take the first request and those behind it that may share its commit."""
-        with self._mutex:
-            first = self._queue.popleft()
-            batch: list[Request] = [first]
-            total = first.count
-            while self._queue and isinstance(first, PutRequest):
-                following = self._queue[0]
-                if not isinstance(following, PutRequest):
-                    break
-                if total + following.count > self.share_limit:
-                    break
-                total += following.count
-                batch.append(self._queue.popleft())
-            return batch
 
     # One commit.
 
@@ -258,7 +193,7 @@ class Committer:
                 return
             if self.evict:
                 victims = self._choose_riders(demand)
-            self._write_and_journal(group, victims)
+            self._write_and_journal(group, requests, victims)
         except BaseException as error:
             for each in victims:
                 each.spare()
@@ -277,7 +212,9 @@ class Committer:
         if self._direct:
             self._notice_buffered(group)
 
-    def _write_and_journal(self, group: CommitGroup, victims: list[VictimList]) -> None:
+    def _write_and_journal(
+        self, group: CommitGroup, requests: list[PutRequest], victims: list[VictimList]
+    ) -> None:
         writer, seq, number, drops = self._begin_group()
         for each in victims:
             seq = each.encode(writer, seq, number)
@@ -289,6 +226,8 @@ class Committer:
         if stage is Stage.QUEUE_BROKE:
             # Neither its memory nor the callers' may be freed, and slots may still be written to.
             self._stuck.append(group)
+            for request in requests:
+                request.stuck = True
         path = self.devices[container].path if stage is Stage.DATA_SYNC else self.journal.path
         self._judge(stage, code, path)
         self._advance(seq, drops)

@@ -333,6 +333,9 @@ def _open_container(
 
 def _allocate(device: Device, size_bytes: int, choice: IoChoice) -> None:
     """Reserve a container's space; where the file system cannot, only its length is set."""
+    if device.size_bytes > size_bytes:
+        # Left by an interrupted creation of another geometry; fallocate never shortens.
+        device.truncate(size_bytes)
     try:
         device.allocate(size_bytes)
     except OSError as error:

@@ -116,7 +116,7 @@ class Store:
         """
         self._check_open()
         request = PutRequest(self._slot_bytes, 1)
-        request.add(key, value, metadata)
+        self._add(request, (key, value, metadata))
         if not self._commit(request)[0]:
             raise FullError(
                 f"region {self._directory.path} is full: {self._index.live_count} live of "
@@ -158,7 +158,7 @@ class Store:
     def _put_group(self, batch: list[Sequence[Any]]) -> list[bool]:
         request = PutRequest(self._slot_bytes, len(batch))
         for item in batch:
-            request.add(*item)
+            self._add(request, item)
         out = self._commit(request)
         # Where some found no room and others were stored, slots have been overwritten or may be
         # evicted since: try again as long as that gets on.
@@ -169,8 +169,18 @@ class Store:
                 out[at] = stored
         return out
 
+    def _add(self, request: PutRequest, item: Sequence[Any]) -> None:
+        try:
+            request.add(*item)
+        except BaseException:
+            request.release()
+            raise
+
     def _commit(self, request: PutRequest) -> list[bool]:
-        self._committer.run(request)
+        try:
+            self._committer.run(request)
+        finally:
+            request.release()
         self._compactor.consider()
         out = request.outcome()
         with self._counting:

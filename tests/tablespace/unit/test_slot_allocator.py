@@ -72,7 +72,8 @@ def test_containers_taken_for_a_group_that_failed_go_back() -> None:
     assert allocator.fresh == []
 
 
-@pytest.mark.parametrize(("length", "pool"), [(0, 0), (SMALL, 0), (SMALL + 1, 1), (LARGE, 1),
-                                              (LARGE + 1, -1)])
+@pytest.mark.parametrize(
+    ("length", "pool"), [(0, 0), (SMALL, 0), (SMALL + 1, 1), (LARGE, 1), (LARGE + 1, -1)]
+)
 def test_a_value_belongs_to_the_smallest_slot_that_holds_it(length: int, pool: int) -> None:
     assert make(1, SMALL, LARGE).pool_of_length(length) == pool

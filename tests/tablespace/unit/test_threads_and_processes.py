@@ -193,3 +193,79 @@ def test_an_interrupted_waiter_leaves_the_queue_working(open_small: Opener) -> N
     leader.join()
     store.put(b"after", b"works")
     assert store.get(b"after") == b"works"
+
+
+@pytest.mark.parametrize("engine", ["uring", "posix"])
+def test_a_forked_child_may_drop_its_copies_and_use_the_memory(
+    open_small: Opener, engine: str
+) -> None:
+    """Buffers not copied by fork were unmapped in the child: whatever lay there by then went."""
+    store = open_small(io_engine=engine)
+    store.put(b"k", b"v")
+    assert store.get(b"k") == b"v"
+    pid = os.fork()
+    if pid == 0:
+        # Take the addresses that the fork left empty, then drop what once lay there.
+        blocks = [bytearray(4 << 20) for _ in range(8)]
+        del store
+        import gc
+
+        gc.collect()
+        for block in blocks:
+            block[::4096] = b"x" * len(block[::4096])
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    store.put(b"k2", b"v2")
+    assert store.get_many([b"k", b"k2"]) == [b"v", b"v2"]
+
+
+@pytest.mark.parametrize("fault", [b"k" * 256, b"k"])
+def test_a_failed_put_gives_the_buffers_back(open_small: Opener, fault: bytes) -> None:
+    """A kept exception used to keep the caller's buffer exported: it could not be freed."""
+    store = open_small()
+    memory = bytearray(4096)
+    view = memoryview(memory)
+    caught = None
+    try:
+        store.put_many([(b"first", view), (fault, bytes(5000) if fault == b"k" else view)])
+    except ValueError as error:
+        caught = error
+    assert caught is not None
+    view.release()
+    memory.extend(b"can grow")
+
+
+def test_an_exception_from_a_signal_anywhere_in_a_put_leaves_no_one_hanging(
+    open_small: Opener,
+) -> None:
+    """One that struck around the queue took the leadership with it: all later puts hung."""
+    store = open_small()
+    done = 0
+    old = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("alarm")))
+    try:
+        for number in range(400):
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 * (number % 40) + 0.00001)
+            try:
+                store.put(b"%d" % (number % 30), b"x")
+                done += 1
+            except (TimeoutError, tablespace.FailedError) as error:
+                if isinstance(error, tablespace.FailedError):
+                    store.close()
+                    store = open_small()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeoutError:
+        pass
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    finished = threading.Event()
+
+    def later() -> None:
+        try:
+            store.put(b"later", b"x")
+        except tablespace.FailedError:
+            pass
+        finished.set()
+
+    threading.Thread(target=later, daemon=True).start()
+    assert finished.wait(10)

@@ -3,6 +3,7 @@
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.errno cimport errno
 from libc.string cimport strerror
+from posix.unistd cimport getpid
 
 from tablespace.layout import ceil_to
 
@@ -59,6 +60,7 @@ cdef class AlignedBuffer:
             raw = <unsigned char *>raw + head
             madvise(raw, want, MADV_HUGEPAGE)
         madvise(raw, want, MADV_DONTFORK)
+        self.owner_pid = getpid()
         self.data = <unsigned char *>raw
         self.mapped_bytes = want
         self.size_bytes = size_bytes
@@ -66,24 +68,26 @@ cdef class AlignedBuffer:
         self.strides[0] = 1
 
     def __dealloc__(self):
-        if self.data != NULL:
+        self.unmap()
+
+    cdef void unmap(self) noexcept:
+        # MADV_DONTFORK: in a child the range is not ours, and may hold other mappings by now.
+        if self.data != NULL and self.owner_pid == getpid():
             munmap(self.data, self.mapped_bytes)
-            self.data = NULL
+        self.data = NULL
 
     def close(self):
         """Unmap the memory; refused with BufferError while a view is out."""
         if self.views:
             raise BufferError(f"{self.views} view(s) of this buffer are still in use")
-        if self.data != NULL:
-            munmap(self.data, self.mapped_bytes)
-            self.data = NULL
+        self.unmap()
 
     def __len__(self):
         return self.size_bytes
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        if self.data == NULL:
-            raise ValueError("the buffer is closed")
+        if self.data == NULL or self.owner_pid != getpid():
+            raise ValueError("the buffer is closed, or belongs to the parent of this process")
         view.buf = self.data
         view.obj = self
         view.len = <Py_ssize_t>self.size_bytes

@@ -27,8 +27,12 @@ cdef class PutRequest:
     cdef public object error      # set by the leader when the whole commit failed
     cdef public object wake       # lock the submitting thread waits on
     cdef public bint done
+    cdef public bint joins        # may share a commit with others that do
+    cdef public bint stuck        # transfers may be in flight for ever: never released
+    cdef uint32_t held            # buffers of the caller still held
     cdef Block *blocks            # owned array of `limit`
     cdef list keys, metadata      # keep what the blocks borrow alive
+    cdef void let_go(self) noexcept
 
 
 cdef class CommitGroup:

@@ -86,7 +86,7 @@ def append_lines(Device journal not None, LineWriter writer not None):
 cdef class PutRequest:
     """What one caller wants stored: at most `limit` blocks.
 
-    The caller's buffers are held (and must not change) until the request is dropped.
+    The caller's buffers are held (and must not change) until `release`.
     """
 
     def __cinit__(self, uint64_t slot_bytes, uint32_t limit):
@@ -98,13 +98,25 @@ cdef class PutRequest:
         self.keys = []
         self.metadata = []
         self.wake = None
+        self.joins = True
 
     def __dealloc__(self):
+        self.let_go()
+        free(self.blocks)
+
+    def release(self):
+        """Give the caller's buffers back now; only the outcome can be asked for afterwards.
+
+        Not left to the end of this object's life: an exception's traceback may keep it alive.
+        """
+        if not self.stuck:
+            self.let_go()
+
+    cdef void let_go(self) noexcept:
         cdef uint32_t at
-        if self.blocks != NULL:
-            for at in range(self.count):
-                PyBuffer_Release(&self.blocks[at].view)
-            free(self.blocks)
+        for at in range(self.held):
+            PyBuffer_Release(&self.blocks[at].view)
+        self.held = 0
 
     def add(self, key, value, metadata=None):
         """Add one block.
@@ -144,6 +156,7 @@ cdef class PutRequest:
         block.length = <uint32_t>block.view.len
         block.result = -EAGAIN
         self.count += 1
+        self.held = self.count
 
     def results(self):
         """Return one negative errno or byte count a block; -EAGAIN where nothing was tried."""

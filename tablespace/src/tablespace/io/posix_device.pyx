@@ -19,6 +19,8 @@ cdef extern from "unistd.h" nogil:
     int ftruncate(int fd, long length)
     int c_close "close"(int fd)
 
+from posix.unistd cimport getpid
+
 cdef extern from "posix_pool.h" nogil:
     ctypedef struct pool_completion:
         uint64_t tag
@@ -114,26 +116,30 @@ cdef class PosixQueue(IoQueue):
     """Transfers on a few threads of this queue's own."""
 
     cdef posix_pool *pool   # owned; NULL once closed
+    cdef int owner_pid      # its threads do not exist in a forked child
 
     def __init__(self, uint32_t depth=32):
         self.depth = depth
         self.engine = "posix"
         self.pool = pool_create(depth, min(POOL_THREADS, depth))
+        self.owner_pid = getpid()
         if self.pool == NULL:
             raise OSError(ENOMEM, "cannot start the threads of the posix IO engine")
 
     def __dealloc__(self):
-        if self.pool != NULL:
-            with nogil:
-                pool_destroy(self.pool)
-            self.pool = NULL
+        self.stop()
 
     def close(self):
         """Stop the threads."""
+        self.stop()
+
+    cdef void stop(self) noexcept:
         cdef posix_pool *pool = self.pool
         self.pool = NULL
-        with nogil:
-            pool_destroy(pool)
+        # In a child there is nobody to join, and the mutex may be held for ever.
+        if pool != NULL and self.owner_pid == getpid():
+            with nogil:
+                pool_destroy(pool)
 
     cdef int do_push(self, Device device, IoKind kind, void *buffer, size_t length,
                      uint64_t offset, uint64_t tag) noexcept nogil:

@@ -14,6 +14,7 @@ from cpython.bytes cimport (
 from libc.errno cimport EILSEQ, EIO, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
+from posix.stdlib cimport posix_memalign
 from libc.string cimport memcpy
 
 from tablespace._core.checksum cimport hash_key, xxh3_64
@@ -264,27 +265,38 @@ cdef class ReadBatch:
     cdef void complete(self, Read *read, int64_t result) noexcept nogil:
         """Finish a short read, verify, and copy out of staging."""
         cdef size_t padded = self.padded_length(read)
-        cdef int tries = 0
-        while True:
-            if result != <int64_t>padded:
-                result = (<Device>self.devices[location_container(read.location)]).finish(
-                    IO_READ, read.buffer, padded,
-                    self.offset_of(read), result)
-            if result < 0:
-                read.result = result
-                return
-            if not self.verify or xxh3_64(read.buffer, read.length) == read.check:
-                break
-            tries += 1
-            if tries == 2:
-                read.result = -EILSEQ
-                return
-            # Once more: another thread may have written into the caller's buffer meanwhile.
-            result = (<Device>self.devices[location_container(read.location)]).read(
-                read.buffer, padded, self.offset_of(read))
-        if read.buffer != read.target:
-            memcpy(read.target, read.buffer, read.length)
-        read.result = read.length
+        if result != <int64_t>padded:
+            result = (<Device>self.devices[location_container(read.location)]).finish(
+                IO_READ, read.buffer, padded, self.offset_of(read), result)
+        if result < 0:
+            read.result = result
+        elif self.verify and xxh3_64(read.buffer, read.length) != read.check:
+            self.read_again(read, padded)
+        else:
+            if read.buffer != read.target:
+                memcpy(read.target, read.buffer, read.length)
+            read.result = read.length
+
+    cdef void read_again(self, Read *read, size_t padded) noexcept nogil:
+        """Read once more into memory of our own: nobody else can have changed that.
+
+        The first read may have gone straight into the caller's buffer, which other threads or
+        processes may write to.  Only a second mismatch says that the medium is at fault.
+        """
+        cdef void *private = NULL
+        cdef int64_t result
+        if posix_memalign(&private, PAD_BYTES, padded) != 0:
+            read.result = -ENOMEM
+            return
+        result = (<Device>self.devices[location_container(read.location)]).read(
+            private, padded, self.offset_of(read))
+        if result >= 0 and xxh3_64(private, read.length) != read.check:
+            result = -EILSEQ
+        if result >= 0:
+            memcpy(read.target, private, read.length)
+            result = read.length
+        read.result = result
+        free(private)
 
     def finish(self):
         """Unpin everything.

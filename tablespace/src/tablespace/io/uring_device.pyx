@@ -8,6 +8,7 @@ Python wrapper is never called.  Where that object lacks the symbols, the system
 from libc.errno cimport EAGAIN, EBUSY, EINTR, EIO
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from posix.unistd cimport getpid
 
 from tablespace._core.symbols cimport SharedObject
 from tablespace._core.symbols import locate_extension
@@ -123,6 +124,7 @@ cdef class UringQueue(IoQueue):
 
     cdef void *ring          # owned; RING_BYTES of memory holding a struct io_uring
     cdef bint live
+    cdef int owner_pid       # a forked child leaves the ring alone: it is the parent's
     cdef uint32_t unsent     # pushed, not yet taken by the kernel
 
     def __init__(self, uint32_t depth=64):
@@ -137,16 +139,17 @@ cdef class UringQueue(IoQueue):
         code = queue_init(depth, self.ring, 0)
         if code < 0:
             raise os_error(code, "io_uring")
+        self.owner_pid = getpid()
         self.live = True
 
     def __dealloc__(self):
-        if self.live:
+        if self.live and self.owner_pid == getpid():
             queue_exit(self.ring)
         free(self.ring)
 
     def close(self):
         """Free the ring."""
-        if self.live:
+        if self.live and self.owner_pid == getpid():
             self.live = False
             with nogil:
                 queue_exit(self.ring)
