@@ -16,14 +16,14 @@ from tablespace._core.commit_queue import CommitQueue
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
-from tablespace.errors import FailedError, FullError
+from tablespace.errors import ClosedError, FailedError, FullError
 from tablespace.io.commit_group import (
     CommitGroup,
-    PutRequest,
     Stage,
     append_lines,
 )
 from tablespace.io.device import Device, IoContext, os_error
+from tablespace.io.put_request import PutRequest
 from tablespace.journal import Journal
 from tablespace.layout import MAX_GROUP_BLOCKS
 
@@ -97,6 +97,7 @@ class Committer:
         # Told once of a device whose file system refused O_DIRECT at a transfer.
         self._on_buffered = on_buffered
         self._direct = all(device.direct for device in devices)
+        self._closed = ""
         self.failed: OSError | None = None
         self.evictions = 0
         self.blocks_written = 0
@@ -107,7 +108,7 @@ class Committer:
         self._in_doubt = False
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
-        self._stuck: list[CommitGroup] = []
+        self.stuck: list[CommitGroup] = []
         self._queue: CommitQueue[Request] = CommitQueue(self._commit_batch, self._share_limit())
 
     def run(self, request: Request) -> None:
@@ -126,7 +127,17 @@ class Committer:
         room = min(self.allocator.pool_capacity(pool) for pool in pools)
         return min(MAX_GROUP_BLOCKS, room // 4)
 
+    def close(self, reason: str) -> None:
+        """Refuse every later request, once those before are done."""
+
+        def refuse() -> None:
+            self._closed = reason
+
+        self.run(Barrier(refuse))
+
     def _commit_batch(self, batch: list[Request]) -> None:
+        if self._closed:
+            raise ClosedError(self._closed)
         try:
             self._commit(batch)
         except BaseException as error:
@@ -225,7 +236,7 @@ class Committer:
         )
         if stage is Stage.QUEUE_BROKE:
             # Neither its memory nor the callers' may be freed, and slots may still be written to.
-            self._stuck.append(group)
+            self.stuck.append(group)
             for request in requests:
                 request.stuck = True
         path = self.devices[container].path if stage is Stage.DATA_SYNC else self.journal.path

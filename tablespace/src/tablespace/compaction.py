@@ -46,6 +46,7 @@ class Compactor:
         self.problem: BaseException | None = None
         self._not_before = 0
         self._one_at_a_time = threading.Lock()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -104,7 +105,7 @@ class Compactor:
         """Start a compaction in the background when the journal has reached its bound."""
         if self._committer.journal.size_bytes < max(self.journal_bound_bytes, self._not_before):
             return
-        if self._thread is not None and self._thread.is_alive():
+        if not self._starting.acquire(blocking=False):
             return
         self._thread = threading.Thread(
             target=self._run, name="tablespace-compaction", daemon=True
@@ -112,6 +113,7 @@ class Compactor:
         self._thread.start()
 
     def _run(self) -> None:
+        """Compact; the thread holds `_starting` from `consider` to its end."""
         try:
             self.compact()
         except BaseException as error:
@@ -119,6 +121,8 @@ class Compactor:
             self.problem = error
             self._not_before = self._committer.journal.size_bytes * 5 // 4
             logger.warning("%s: compaction failed: %s", self._directory.path, error)
+        finally:
+            self._starting.release()
 
     def wait(self) -> None:
         """Wait for a background compaction to end."""

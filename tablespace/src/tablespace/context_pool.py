@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 
 from tablespace._core.aligned_buffer import AlignedBuffer
+from tablespace.errors import ClosedError
 from tablespace.io.device import IoContext
 from tablespace.io.directory import Directory
+from tablespace.io.read_batch import ReadBatch
 
 READ_DEPTH = 32
 STAGING_BYTES = 4 << 20
@@ -22,15 +24,24 @@ class ContextPool:
         self._engine = engine
         self._staging_bytes = max(2 * slot_bytes, min(READ_DEPTH * slot_bytes, STAGING_BYTES))
         self._idle: list[IoContext] = []
-        self._buried: list[IoContext] = []
+        self._buried: list[tuple[IoContext, ReadBatch]] = []
+        self._closed = ""
         self._made = 0
         self._condition = threading.Condition()
 
     def take(self) -> IoContext:
-        """Return a context for this thread alone, waiting while all are in use."""
+        """Return a context for this thread alone, waiting while all are in use.
+
+        Raises
+        ------
+        ClosedError
+            The pool was closed, perhaps meanwhile.
+        """
         with self._condition:
-            while not self._idle and self._made >= MAX_CONTEXTS:
+            while not self._closed and not self._idle and self._made >= MAX_CONTEXTS:
                 self._condition.wait()
+            if self._closed:
+                raise ClosedError(self._closed)
             if self._idle:
                 return self._idle.pop()
             self._made += 1
@@ -48,18 +59,23 @@ class ContextPool:
         """Take a context back."""
         with self._condition:
             self._idle.append(context)
-            self._condition.notify()
+            self._condition.notify_all()
 
-    def bury(self, context: IoContext) -> None:
-        """Keep a context for ever whose transfers may still be in flight."""
+    def bury(self, context: IoContext, batch: ReadBatch) -> None:
+        """Keep a context for ever whose transfers may still be in flight, and what they fill."""
         with self._condition:
-            self._buried.append(context)
+            self._buried.append((context, batch))
             self._made -= 1
             self._condition.notify()
 
-    def close(self) -> None:
-        """Free the idle contexts."""
+    def close(self, reason: str) -> None:
+        """Wait for the contexts in use and free all; later calls are told the reason."""
         with self._condition:
+            self._closed = reason
+            self._condition.notify_all()
+            while len(self._idle) < self._made:
+                self._condition.wait()
+            self._made = 0
             for context in self._idle:
                 context.close()
             self._idle.clear()

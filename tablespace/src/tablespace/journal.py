@@ -74,7 +74,7 @@ def decode_header(data: bytes, region: Region, path: str) -> JournalHead:
         raise CorruptionError(
             path, 0, f"the journal of region {region.uuid}", f"one of {header.region}"
         )
-    if not region.accepts(header.slot_bytes, header.container_bytes):
+    if not region.accepts(header.slot_bytes, header.container_bytes, header.containers):
         found = f"slots of {header.slot_bytes} in containers of {header.container_bytes}"
         raise CorruptionError(path, 0, f"the region's geometry ({region.geometry})", found)
     return JournalHead(header.base_seq, end + 1, header.containers)
@@ -150,6 +150,19 @@ def create_journal(
         device.sync_data()
         directory.rename(JOURNAL_NEW_NAME, JOURNAL_NAME)
         directory.sync()
+    except BaseException:
+        device.close()
+        directory.unlink(JOURNAL_NEW_NAME)
+        raise
+    return Journal(device, base_seq)
+
+
+def keep_journal(directory: Directory, base_seq: int, size_bytes: int) -> Journal:
+    """Go on with the journal in place, its tail cut, where the disk has no room for a new one."""
+    device = directory.open(JOURNAL_NAME)
+    try:
+        device.truncate(size_bytes)
+        device.sync_data()
     except BaseException:
         device.close()
         raise

@@ -355,6 +355,7 @@ def _open_containers(
     directory: Directory, region: Region, choice: IoChoice, devices: list[Device], mode: str
 ) -> None:
     shape = region.geometry
+    made = False
     for number in range(shape.containers):
         name = container_name(number)
         path = f"{directory.path}/{CONTAINERS}/{name}"
@@ -377,6 +378,10 @@ def _open_containers(
             if device.size_bytes:
                 choice.warnings.append(f"container {name} had {device.size_bytes} bytes")
             _allocate(device, shape.container_bytes, choice)
+            device.sync_data()
+            made = True
+    if made:
+        directory.sync(CONTAINERS)
 
 
 def _tell(directory: Directory, region: Region, choice: IoChoice, report: RecoveryReport) -> None:

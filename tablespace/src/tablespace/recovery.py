@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from tablespace.journal import (
     JournalHead,
     create_journal,
     decode_header,
+    keep_journal,
     rotate_journal,
 )
 from tablespace.region import Region
@@ -148,6 +150,8 @@ class _Recovery:
         self.directory = directory
         self.region = region
         self.lenient = mode == "salvage"
+        # Length of the current journal up to its torn tail, where it alone was replayed.
+        self.sound_bytes: int | None = None
         self.report = report
 
     def run(self) -> Recovered:
@@ -165,9 +169,23 @@ class _Recovery:
         if self.report.damaged_lines:
             journal = rotate_journal(self.directory, self.region, replay.seq + 1)
         else:
-            # All that was replayed, so that an older snapshot goes on telling everything too.
-            journal = create_journal(self.directory, self.region, base_seq, records)
+            journal = self.rewrite_journal(base_seq, records)
         return Recovered(index, journal, replay.seq, self.report, size)
+
+    def rewrite_journal(self, base_seq: int, records: bytes) -> Journal:
+        """Write all that was replayed, so that an older snapshot goes on telling everything too.
+
+        On a full disk the journal in place is cut and synced instead, which proves less after a
+        failed sync of an earlier process, but lets the region be opened and keys be deleted.
+        """
+        try:
+            return create_journal(self.directory, self.region, base_seq, records)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not full or self.sound_bytes is None or self.report.source != SNAPSHOT_NAME:
+                raise
+            self.report.notes.append(f"the disk is full ({error}): {JOURNAL_NAME} kept in place")
+            return keep_journal(self.directory, base_seq, self.sound_bytes)
 
     def snapshot_size(self) -> int:
         if not self.directory.exists(SNAPSHOT_NAME):
@@ -237,6 +255,7 @@ class _Recovery:
             return older, first_seq
         data, head, path = current
         records = self.replay_one(replay, data, head, path, last=True)
+        self.sound_bytes = None if older else head.start + len(records)
         return older + records, min(head.base_seq, first_seq)
 
     def replay_backup(self, replay: JournalReplay, current_exists: bool) -> bytes:
@@ -275,12 +294,13 @@ class _Recovery:
         if head.base_seq > replay.seq + 1:
             self.gap(replay, head.base_seq, path)
         replay.expect_ghosts(head.containers)
+        replay.place = head.base_seq
         start = at = head.start
         while True:
             at = replay.feed(data, at)
             if at >= len(data):
                 return data[start:at]
-            torn = last and not later_group_follows(data, at, replay.seq + 1)
+            torn = last and not later_group_follows(data, at, replay.place)
             if torn:
                 self.report.torn_bytes += len(data) - at
                 return data[start:at]

@@ -21,7 +21,7 @@ from tablespace.header_line import Count, decode_line
 from tablespace.io import host
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
-from tablespace.layout import Geometry, format_size
+from tablespace.layout import MAX_CONTAINERS, Geometry, format_size
 
 FORMAT_VERSION = 1
 REGION_NAME = "region.json"
@@ -66,13 +66,12 @@ class Region:
             )
         )
 
-    def accepts(self, slot_sizes: list[int], container_bytes: int) -> bool:
+    def accepts(self, slot_sizes: list[int], container_bytes: int, containers: int) -> bool:
         """Say whether a journal or snapshot of this shape is this region's, perhaps from before
         a resize: containers come and go, slot sizes only come, and containers keep their size."""
-        shape = self.geometry
-        return (
-            set(slot_sizes) <= set(shape.slot_sizes) and container_bytes == shape.container_bytes
-        )
+        sizes_known = set(slot_sizes) <= set(self.geometry.slot_sizes)
+        same_size = container_bytes == self.geometry.container_bytes
+        return sizes_known and same_size and 1 <= containers <= MAX_CONTAINERS
 
 
 def new_region(geometry: Geometry) -> Region:

@@ -76,9 +76,14 @@ def stage_snapshot(directory: Directory, lines: list[bytes]) -> int:
         for line in lines:
             device.append(line)
         device.sync_data()
-        return device.size_bytes
-    finally:
+        size_bytes = device.size_bytes
+    except BaseException:
         device.close()
+        # Half a snapshot on a full disk would hold the very space that is missing.
+        directory.unlink(SNAPSHOT_TEMPORARY_NAME)
+        raise
+    device.close()
+    return size_bytes
 
 
 def install_snapshot(directory: Directory, keep_old: bool = True) -> None:
@@ -153,7 +158,7 @@ class _Loader:
             raise self.damaged(
                 f"the snapshot of region {self.region.uuid}", f"one of {header.region}"
             )
-        if not self.region.accepts(header.slot_bytes, header.container_bytes):
+        if not self.region.accepts(header.slot_bytes, header.container_bytes, header.containers):
             raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
         self.at += len(line) + 1
         self.containers = header.containers

@@ -16,10 +16,10 @@ from tablespace.compaction import Compactor
 from tablespace.context_pool import ContextPool
 from tablespace.errors import ClosedError, FullError, TablespaceError
 from tablespace.io import fork
-from tablespace.io.commit_group import PutRequest
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
 from tablespace.io.open import IoChoice
+from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.recovery import Recovered
@@ -254,10 +254,15 @@ class Store:
             context = self._readers.take()
             batch.run(context)
         except BaseException:
-            # The kernel may still write into the context's memory: it is never used again.
-            if context is not None:
-                self._readers.bury(context)
-            batch.finish()
+            if context is None:
+                batch.finish()
+            elif context.queue.in_flight == 0:
+                self._readers.give(context)
+                batch.finish()
+            else:
+                # The kernel may still write into this memory: it is never used again, nor freed.
+                batch.abandon()
+                self._readers.bury(context, batch)
             raise
         self._readers.give(context)
         out, suspects, error = batch.finish()
@@ -434,7 +439,8 @@ class Store:
     def close(self) -> None:
         """Write a snapshot, release the lock and free everything; calling again does nothing.
 
-        No other thread may be inside a method meanwhile.  After a failed sync nothing is written.
+        Calls under way in other threads are finished first; later ones raise ClosedError.  After
+        a failed sync nothing is written.
         """
         with self._closing:
             if self._closed is not None:
@@ -449,11 +455,13 @@ class Store:
             # The journal holds everything, so the next open only takes longer.
             logger.warning("%s: no snapshot at close: %s", self._directory.path, error)
         finally:
+            self._committer.close(self._closed)
+            self._readers.close(self._closed)
             self._committer.journal.close()
             for device in self._devices:
                 device.close()
-            self._readers.close()
-            self._write_context.close()
+            if not self._committer.stuck:
+                self._write_context.close()
             self._lock.close()
 
     def after_fork_in_child(self) -> None:

@@ -139,11 +139,11 @@ def test_reuse_of_a_slot_before_its_free_record_is_durable_is_noticed(
         hunt(workload)
 
 
-def evict_without_record(self: Committer, wanted: int) -> None:
+def evict_without_record(self: Committer, pool: int, wanted: int) -> None:
     """Making room that frees slots at once and journals the evictions only with the group."""
-    short = wanted - self.allocator.free_count
+    short = wanted - self.allocator.room(pool)
     if short > 0:
-        VictimList(self.index, short).publish()
+        VictimList(self.index, short, pool).publish()
 
 
 def test_an_eviction_without_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +188,11 @@ def test_a_value_published_before_its_record_is_durable_is_noticed(
     scratch = SimulatedDirectory(workload.disk).open("scratch", create=True)
 
     def publish_first(self: Committer, requests: list[Any]) -> None:
-        group = CommitGroup(requests, self.devices)
-        group.place(self.allocator)
+        group = CommitGroup(requests, self.devices, self.allocator)
+        group.place()
         writer, seq, number, drops = self._begin_group()
+        seq = self._encode_moves(writer, seq, number)
+        self.allocator.settle()
         _, _, _, seq = group.commit(self.context, scratch, writer, seq, number)
         group.publish(self.index)
         self._append(writer, seq, drops)

@@ -3,9 +3,15 @@
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.errno cimport errno
 from libc.string cimport strerror
-from posix.unistd cimport getpid
 
 from tablespace.layout import ceil_to
+
+cdef extern from *:
+    """
+    #include <unistd.h>
+    static inline int this_process(void) { return (int)getpid(); }
+    """
+    int this_process() nogil
 
 cdef extern from "sys/mman.h" nogil:
     void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
@@ -60,7 +66,7 @@ cdef class AlignedBuffer:
             raw = <unsigned char *>raw + head
             madvise(raw, want, MADV_HUGEPAGE)
         madvise(raw, want, MADV_DONTFORK)
-        self.owner_pid = getpid()
+        self.owner_pid = this_process()
         self.data = <unsigned char *>raw
         self.mapped_bytes = want
         self.size_bytes = size_bytes
@@ -72,7 +78,7 @@ cdef class AlignedBuffer:
 
     cdef void unmap(self) noexcept:
         # MADV_DONTFORK: in a child the range is not ours, and may hold other mappings by now.
-        if self.data != NULL and self.owner_pid == getpid():
+        if self.data != NULL and self.owner_pid == this_process():
             munmap(self.data, self.mapped_bytes)
         self.data = NULL
 
@@ -86,7 +92,7 @@ cdef class AlignedBuffer:
         return self.size_bytes
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        if self.data == NULL or self.owner_pid != getpid():
+        if self.data == NULL or self.owner_pid != this_process():
             raise ValueError("the buffer is closed, or belongs to the parent of this process")
         view.buf = self.data
         view.obj = self

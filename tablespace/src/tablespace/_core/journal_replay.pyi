@@ -2,6 +2,7 @@ from tablespace._core.key_index import KeyIndex
 
 class JournalReplay:
     seq: int
+    place: int
     group: int
     lenient: bool
     applied: int

@@ -8,7 +8,14 @@ from libc.string cimport memchr
 
 from tablespace._core.checksum cimport hash_key
 from tablespace._core.key_index cimport KeyIndex
-from tablespace._core.line_codec cimport RECORD_CLAIM, RECORD_PUT, RECORD_RELEASE, Record, line_is_whole, parse_record
+from tablespace._core.line_codec cimport (
+    RECORD_CLAIM,
+    RECORD_PUT,
+    RECORD_RELEASE,
+    Record,
+    line_is_whole,
+    parse_record,
+)
 from tablespace._core.slot_allocator cimport pack_location
 
 cdef extern from "string.h" nogil:
@@ -39,7 +46,9 @@ cdef class JournalReplay:
     Attributes
     ----------
     seq, group : int
-        Of the last record seen.
+        Of the last record applied.
+    place : int
+        Number of the record due next in this journal, which may repeat records applied before.
     applied, skipped, conflicts : int
     problem : str or None
         Why `feed` stopped.
@@ -48,6 +57,7 @@ cdef class JournalReplay:
     cdef KeyIndex index
     cdef uint32_t ghosts
     cdef public uint64_t seq
+    cdef public uint64_t place       # number of the record due at this place of this journal
     cdef public uint64_t group
     cdef readonly uint64_t applied, skipped, conflicts
     cdef readonly object problem
@@ -98,6 +108,7 @@ cdef class JournalReplay:
         cdef int64_t found
         if record.seq <= self.seq:
             self.skipped += 1
+            self.place = record.seq + 1
             return True
         if record.seq != self.seq + 1 and not self.lenient:
             self.problem = f"record {record.seq} follows record {self.seq}"
@@ -124,6 +135,7 @@ cdef class JournalReplay:
             if found >= 0 and (self.index.entry(<uint32_t>found).location >> 16
                                == pack_location(record.container, record.slot) >> 16):
                 self.index.remove(<uint32_t>found)
+        self.place = record.seq + 1
         self.seq = record.seq
         self.group = record.group
         self.applied += 1

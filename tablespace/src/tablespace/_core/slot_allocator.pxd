@@ -31,7 +31,8 @@ cdef class SlotAllocator:
     cdef list bitsets                       # keeps every SlotBitset alive for `rows`
     cdef void **rows                        # owned array, entries borrowed from `bitsets`
     cdef readonly list fresh                # (container, old pool, new pool), record not durable
-    cdef uint32_t reserve_run(self, uint32_t pool, uint64_t *out, uint32_t wanted) except? 0xFFFFFFFF
+    cdef uint32_t reserve_run(self, uint32_t pool, uint64_t *out,
+                              uint32_t wanted) except? 0xFFFFFFFF
     cdef bint mark(self, uint32_t container, uint32_t slot) noexcept
     cdef bint release(self, uint64_t location) noexcept
     cdef bint assign(self, uint32_t container, int pool) except -1

@@ -83,7 +83,8 @@ cdef class SlotAllocator:
 
     def pool_capacity(self, uint32_t pool):
         """Return the slots a pool has or could have without taking from another."""
-        return (<uint64_t>self.pool_containers[pool] + self.unassigned_count) * self.pool_slots[pool]
+        containers = <uint64_t>self.pool_containers[pool] + self.unassigned_count
+        return containers * self.pool_slots[pool]
 
     def has_empty(self, pool):
         """Say whether a container could be given to a pool without an eviction."""

@@ -1,12 +1,10 @@
 import enum
-from typing import Any
-
-from typing_extensions import Buffer
 
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.slot_allocator import SlotAllocator
 from tablespace.io.device import Device, IoContext
+from tablespace.io.put_request import PutRequest
 
 class Stage(enum.IntEnum):
     DONE = 0
@@ -18,21 +16,6 @@ class Stage(enum.IntEnum):
     JOURNAL_SYNC = 6
 
 def append_lines(journal: Device, writer: LineWriter) -> tuple[Stage, int]: ...
-
-class PutRequest:
-    count: int
-    limit: int
-    slot_bytes: int
-    error: BaseException | None
-    wake: Any
-    done: bool
-    joins: bool
-    def __init__(self, slot_bytes: int, limit: int) -> None: ...
-    def add(self, key: bytes, value: Buffer, metadata: bytes | None = None) -> None: ...
-    stuck: bool
-    def release(self) -> None: ...
-    def results(self) -> list[int]: ...
-    def outcome(self) -> list[bool]: ...
 
 class CommitGroup:
     count: int

@@ -3,23 +3,18 @@
 """The blocks of one commit: placed, copied, summed, written, journalled and published together."""
 
 import enum
-import os
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.errno cimport EAGAIN, EDQUOT, ENOMEM, ENOSPC
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.errno cimport EAGAIN, ENOMEM
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport KeyIndex
-from tablespace._core.key_index import check_key
 from tablespace._core.line_codec cimport LineWriter
 from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot
-from tablespace.errors import FullError, ValueTooLargeError
 from tablespace.io.device cimport IO_WRITE, Completion, Device, IoContext, IoQueue
-from tablespace.layout import MAX_METADATA_BYTES
+from tablespace.io.put_request cimport Block, PutRequest
 
 # Submitting while later blocks are still copied and summed is worth about 20 %; every 4 to 8 is
 # the knee (docs/decisions/commit.md).
@@ -27,7 +22,6 @@ cdef uint32_t SUBMIT_EVERY = 8
 cdef uint64_t PAD_BYTES = 4096
 cdef enum:
     REAP_LIMIT = 64
-
 
 
 class Stage(enum.IntEnum):
@@ -60,7 +54,9 @@ cdef int append_durably(Device journal, LineWriter writer, int *code) noexcept n
         return STAGE_DONE
     code[0] = <int>min(<int64_t>0, journal.extend(writer.data, writer.used))
     if code[0] < 0:
-        cut = journal.do_truncate(before)
+        # The cut must be durable before another group's append: lines of this one that reached
+        # the disk would be replayed, over slots that are somebody else's by then.
+        cut = journal.cut(before)
         if cut < 0:
             code[0] = cut
             return STAGE_CUT
@@ -81,108 +77,6 @@ def append_lines(Device journal not None, LineWriter writer not None):
     with nogil:
         stage = append_durably(journal, writer, &code)
     return Stage(stage), code
-
-
-cdef class PutRequest:
-    """What one caller wants stored: at most `limit` blocks.
-
-    The caller's buffers are held (and must not change) until `release`.
-    """
-
-    def __cinit__(self, uint64_t slot_bytes, uint32_t limit):
-        self.limit = limit
-        self.slot_bytes = slot_bytes
-        self.blocks = <Block *>calloc(max(1, limit), sizeof(Block))
-        if self.blocks == NULL:
-            raise MemoryError()
-        self.keys = []
-        self.metadata = []
-        self.wake = None
-        self.joins = True
-
-    def __dealloc__(self):
-        self.let_go()
-        free(self.blocks)
-
-    def release(self):
-        """Give the caller's buffers back now; only the outcome can be asked for afterwards.
-
-        Not left to the end of this object's life: an exception's traceback may keep it alive.
-        """
-        if not self.stuck:
-            self.let_go()
-
-    cdef void let_go(self) noexcept:
-        cdef uint32_t at
-        for at in range(self.held):
-            PyBuffer_Release(&self.blocks[at].view)
-        self.held = 0
-
-    def add(self, key, value, metadata=None):
-        """Add one block.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For a key that is not bytes of 1..255, or metadata over 255 bytes.
-        ValueTooLargeError
-            For a value larger than a slot.
-        """
-        cdef Block *block
-        if self.count == self.limit:
-            raise ValueError(f"a group holds at most {self.limit} blocks")
-        check_key(key)
-        if metadata is not None:
-            if not isinstance(metadata, bytes):
-                raise TypeError(f"metadata is bytes, not {type(metadata).__name__}")
-            if len(metadata) > MAX_METADATA_BYTES:
-                raise ValueError(
-                    f"metadata has at most {MAX_METADATA_BYTES} bytes, not {len(metadata)}")
-        block = &self.blocks[self.count]
-        PyObject_GetBuffer(value, &block.view, PyBUF_SIMPLE)
-        if <uint64_t>block.view.len > self.slot_bytes:
-            length = block.view.len
-            PyBuffer_Release(&block.view)
-            raise ValueTooLargeError(length, self.slot_bytes)
-        self.keys.append(key)
-        block.key = <const uint8_t *>PyBytes_AS_STRING(key)
-        block.key_length = <uint32_t>PyBytes_GET_SIZE(key)
-        block.metadata = NULL
-        block.metadata_length = 0
-        if metadata:
-            self.metadata.append(metadata)
-            block.metadata = <const uint8_t *>PyBytes_AS_STRING(metadata)
-            block.metadata_length = <uint32_t>PyBytes_GET_SIZE(metadata)
-        block.length = <uint32_t>block.view.len
-        block.result = -EAGAIN
-        self.count += 1
-        self.held = self.count
-
-    def results(self):
-        """Return one negative errno or byte count a block; -EAGAIN where nothing was tried."""
-        return [self.blocks[at].result for at in range(self.count)]
-
-    def outcome(self):
-        """Return a list of bool, False where no slot was free.
-
-        Raises
-        ------
-        OSError, FullError
-            For the first block whose write failed; the other blocks are stored.
-        """
-        cdef uint32_t at
-        cdef list out = [True] * self.count
-        for at in range(self.count):
-            if not self.blocks[at].placed:
-                out[at] = False
-            elif self.blocks[at].result < 0:
-                code = <int>-self.blocks[at].result
-                which = f"block {at} of the put (key {self.keys[at].hex()})"
-                if code == ENOSPC or code == EDQUOT:
-                    raise FullError(f"{os.strerror(code)} while writing {which}; it is not "
-                                    "stored. Remedy: free space on that file system")
-                raise OSError(code, os.strerror(code), which)
-        return out
 
 
 cdef class CommitGroup:

@@ -24,6 +24,7 @@ cdef class Device:
     cdef int64_t write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int sync(self) noexcept nogil
     cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil
+    cdef int cut(self, uint64_t size_bytes) noexcept nogil
     # Hooks: what a kind of device overrides. They return bytes (or 0), or -errno.
     cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int64_t do_write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil

@@ -137,6 +137,16 @@ cdef class Device:
             self.size_bytes = start + length
         return code
 
+    cdef int cut(self, uint64_t size_bytes) noexcept nogil:
+        """Shorten the file, durably; 0, or -errno."""
+        cdef int code
+        if self.closed:
+            return -ENXIO
+        code = self.do_truncate(size_bytes)
+        if code == 0:
+            code = self.do_sync()
+        return code
+
     # The same from Python, raising OSError: for what is not on the hot path.
 
     def read_at(self, uint64_t offset, size_t length):
@@ -189,18 +199,20 @@ cdef class Device:
 
     def truncate(self, uint64_t size_bytes):
         """Set the file's length."""
-        cdef int code
-        with nogil:
-            code = self.do_truncate(size_bytes)
+        cdef int code = -ENXIO
+        if not self.closed:
+            with nogil:
+                code = self.do_truncate(size_bytes)
         if code < 0:
             raise os_error(code, self.path)
         self.size_bytes = size_bytes
 
     def allocate(self, uint64_t size_bytes):
         """Make the file `size_bytes` long with its space reserved on the disk."""
-        cdef int code
-        with nogil:
-            code = self.do_allocate(size_bytes)
+        cdef int code = -ENXIO
+        if not self.closed:
+            with nogil:
+                code = self.do_allocate(size_bytes)
         if code < 0:
             raise os_error(code, self.path)
         self.size_bytes = size_bytes

@@ -109,7 +109,10 @@ cdef class PosixDevice(Device):
         return -errno if fallocate(self.fd, 0, 0, <long>size_bytes) < 0 else 0
 
     cdef int do_close(self) noexcept nogil:
-        return -errno if c_close(self.fd) < 0 else 0
+        cdef int fd = self.fd
+        # The number may name another file at once: nothing may reach it through this object.
+        self.fd = -1
+        return -errno if c_close(fd) < 0 else 0
 
 
 cdef class PosixQueue(IoQueue):

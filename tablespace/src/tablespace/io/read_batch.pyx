@@ -4,6 +4,7 @@
 
 import os
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
@@ -43,6 +44,7 @@ cdef struct Read:
     int32_t frame
 
 
+@cython.no_gc_clear  # __dealloc__ unpins in the index, which must still be there.
 cdef class ReadBatch:
     """The reads of one call.
 
@@ -71,6 +73,7 @@ cdef class ReadBatch:
     cdef readonly uint32_t count
     cdef list keys
     cdef list out
+    cdef bint stuck
     cdef readonly uint64_t bytes_read
     cdef readonly uint32_t hits
 
@@ -88,8 +91,14 @@ cdef class ReadBatch:
         self.verify = verify
 
     def __dealloc__(self):
+        if not self.stuck:
+            self.release()
         free(self.devices)
         free(self.reads)
+
+    def abandon(self):
+        """Keep pins and buffers for ever: the kernel may still write into them."""
+        self.stuck = True
 
     def start(self, list keys not None, list buffers):
         """Look up and pin.
@@ -137,6 +146,8 @@ cdef class ReadBatch:
                 read.check = entry.check
                 read.length = entry.length
                 read.seq = entry.seq
+                # Before any Python code can run (an object's own buffer protocol may).
+                self.index.touch(<uint32_t>id)
                 if buffers is None:
                     value = PyBytes_FromStringAndSize(NULL, entry.length)
                     self.out[at] = value
@@ -151,7 +162,6 @@ cdef class ReadBatch:
                         raise ValueError(
                             f"the buffer for key {at} has {read.room} bytes, its value "
                             f"{read.length}")
-                self.index.touch(<uint32_t>id)
         except BaseException:
             self.release()
             raise
@@ -336,6 +346,7 @@ cdef class ReadBatch:
         for at in range(self.count):
             read = &self.reads[at]
             if read.held:
+                read.held = False
                 PyBuffer_Release(&read.view)
             if read.entry >= 0:
                 self.index.unpin(<uint32_t>read.entry)

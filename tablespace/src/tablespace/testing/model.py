@@ -118,18 +118,18 @@ class Recorder:
         An OSError of a broken queue gives no values, where faults are planned.
         """
         try:
-            values = dict(zip(keys, self._need().get_many(keys), strict=True))
+            found = list(zip(keys, self._need().get_many(keys), strict=True))
         except OSError as error:
             if self.disk.faults is None:
                 raise
             self.failures.append(error)
             return {}
+        values = dict(found)
         if self.disk.faults is not None:
-            # A value that cannot be read is dropped; the record of that is not durable yet.
+            # A value that cannot be read is dropped; the record of that is not durable yet. A key
+            # asked for twice may have been read once and not the other time.
             lost = {
-                key: self.allowed.get(key, _MISS) | _MISS
-                for key, value in values.items()
-                if value is None
+                key: self.allowed.get(key, _MISS) | _MISS for key, value in found if value is None
             }
             self._date({**self.allowed, **lost})
         self.judge(values, self.allowed)

@@ -1,0 +1,115 @@
+"""What one caller wants stored: its keys, and its buffers held until the commit is over."""
+
+import os
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, EDQUOT, ENOSPC
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from tablespace._core.key_index import check_key
+from tablespace.errors import FullError, ValueTooLargeError
+from tablespace.layout import MAX_METADATA_BYTES
+
+
+cdef class PutRequest:
+    """What one caller wants stored: at most `limit` blocks.
+
+    The caller's buffers are held (and must not change) until `release`.
+    """
+
+    def __cinit__(self, uint64_t slot_bytes, uint32_t limit):
+        self.limit = limit
+        self.slot_bytes = slot_bytes
+        self.blocks = <Block *>calloc(max(1, limit), sizeof(Block))
+        if self.blocks == NULL:
+            raise MemoryError()
+        self.keys = []
+        self.metadata = []
+        self.wake = None
+        self.joins = True
+
+    def __dealloc__(self):
+        self.let_go()
+        free(self.blocks)
+
+    def release(self):
+        """Give the caller's buffers back now; only the outcome can be asked for afterwards.
+
+        Not left to the end of this object's life: an exception's traceback may keep it alive.
+        """
+        if not self.stuck:
+            self.let_go()
+
+    cdef void let_go(self) noexcept:
+        cdef uint32_t at
+        for at in range(self.held):
+            PyBuffer_Release(&self.blocks[at].view)
+        self.held = 0
+
+    def add(self, key, value, metadata=None):
+        """Add one block.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a key that is not bytes of 1..255, or metadata over 255 bytes.
+        ValueTooLargeError
+            For a value larger than a slot.
+        """
+        cdef Block *block
+        if self.count == self.limit:
+            raise ValueError(f"a group holds at most {self.limit} blocks")
+        check_key(key)
+        if metadata is not None:
+            if not isinstance(metadata, bytes):
+                raise TypeError(f"metadata is bytes, not {type(metadata).__name__}")
+            if len(metadata) > MAX_METADATA_BYTES:
+                raise ValueError(
+                    f"metadata has at most {MAX_METADATA_BYTES} bytes, not {len(metadata)}")
+        block = &self.blocks[self.count]
+        PyObject_GetBuffer(value, &block.view, PyBUF_SIMPLE)
+        if <uint64_t>block.view.len > self.slot_bytes:
+            length = block.view.len
+            PyBuffer_Release(&block.view)
+            raise ValueTooLargeError(length, self.slot_bytes)
+        self.keys.append(key)
+        block.key = <const uint8_t *>PyBytes_AS_STRING(key)
+        block.key_length = <uint32_t>PyBytes_GET_SIZE(key)
+        block.metadata = NULL
+        block.metadata_length = 0
+        if metadata:
+            self.metadata.append(metadata)
+            block.metadata = <const uint8_t *>PyBytes_AS_STRING(metadata)
+            block.metadata_length = <uint32_t>PyBytes_GET_SIZE(metadata)
+        block.length = <uint32_t>block.view.len
+        block.result = -EAGAIN
+        self.count += 1
+        self.held = self.count
+
+    def results(self):
+        """Return one negative errno or byte count a block; -EAGAIN where nothing was tried."""
+        return [self.blocks[at].result for at in range(self.count)]
+
+    def outcome(self):
+        """Return a list of bool, False where no slot was free.
+
+        Raises
+        ------
+        OSError, FullError
+            For the first block whose write failed; the other blocks are stored.
+        """
+        cdef uint32_t at
+        cdef list out = [True] * self.count
+        for at in range(self.count):
+            if not self.blocks[at].placed:
+                out[at] = False
+            elif self.blocks[at].result < 0:
+                code = <int>-self.blocks[at].result
+                which = f"block {at} of the put (key {self.keys[at].hex()})"
+                if code == ENOSPC or code == EDQUOT:
+                    raise FullError(f"{os.strerror(code)} while writing {which}; it is not "
+                                    "stored. Remedy: free space on that file system")
+                raise OSError(code, os.strerror(code), which)
+        return out
