@@ -84,8 +84,17 @@ def test_every_crash_of_a_share_of_longer_sequences(length: int, share: int) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("evict", [False, True])
-@pytest.mark.parametrize("length", [3, 4])
-def test_every_crash_of_every_longer_sequence(length: int, evict: bool) -> None:
-    sequences = list(itertools.product(OPERATIONS, repeat=length))
+@pytest.mark.parametrize("geometry", [ONE_CONTAINER, THREE_CONTAINERS], ids=["one", "three"])
+@pytest.mark.parametrize("first", OPERATIONS)
+def test_every_crash_of_every_sequence_of_four_operations(
+    first: str, geometry: Geometry, evict: bool
+) -> None:
+    walk(geometry, evict, [(first, *rest) for rest in itertools.product(OPERATIONS, repeat=3)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("evict", [False, True])
+def test_every_crash_of_every_sequence_of_three_operations(evict: bool) -> None:
+    sequences = list(itertools.product(OPERATIONS, repeat=3))
     for geometry in (ONE_CONTAINER, THREE_CONTAINERS):
         walk(geometry, evict, sequences)

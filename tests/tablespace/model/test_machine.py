@@ -35,7 +35,7 @@ SMALL = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-LARGE = settings(SMALL, max_examples=2000, stateful_step_count=80, derandomize=False)
+LARGE = settings(SMALL, max_examples=1000, stateful_step_count=80, derandomize=False)
 
 
 class StoreMachine(RuleBasedStateMachine):

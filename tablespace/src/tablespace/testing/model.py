@@ -118,20 +118,21 @@ class Recorder:
         An OSError of a broken queue gives no values, where faults are planned.
         """
         try:
-            found = list(zip(keys, self._need().get_many(keys), strict=True))
+            found = self._need().get_many(keys)
         except OSError as error:
             if self.disk.faults is None:
                 raise
             self.failures.append(error)
             return {}
-        values = dict(found)
+        pairs = list(zip(keys, found, strict=True))
         if self.disk.faults is not None:
-            # A value that cannot be read is dropped; the record of that is not durable yet. A key
-            # asked for twice may have been read once and not the other time.
+            # A value that cannot be read is dropped; the record of that is not durable yet. Of
+            # two reads of one key one may have failed.
             lost = {
-                key: self.allowed.get(key, _MISS) | _MISS for key, value in found if value is None
+                key: self.allowed.get(key, _MISS) | _MISS for key, value in pairs if value is None
             }
             self._date({**self.allowed, **lost})
+        values = dict(pairs)
         self.judge(values, self.allowed)
         return values
 
