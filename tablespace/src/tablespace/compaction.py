@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tablespace.commit import Barrier, Committer
 from tablespace.io.directory import Directory
 from tablespace.journal import rotate_journal
 from tablespace.region import Region
-from tablespace.snapshot import encode_snapshot, install_snapshot, stage_snapshot
+from tablespace.snapshot import SnapshotSource, capture_index, install_snapshot, stage_snapshot
 
 logger = logging.getLogger("tablespace")
 MIN_JOURNAL_BYTES = 64 << 20
@@ -19,10 +19,9 @@ MIN_JOURNAL_BYTES = 64 << 20
 
 @dataclass
 class _Capture:
-    """The index at one moment: snapshot lines, last record, length of the journal."""
+    """The index at one moment, and the length of the journal then."""
 
-    lines: list[bytes] = field(default_factory=list)
-    seq: int = 0
+    source: SnapshotSource | None = None
     journal_bytes: int = 0
 
 
@@ -65,17 +64,17 @@ class Compactor:
         with self._one_at_a_time:
             capture = _Capture()
             self._committer.run(Barrier(lambda: self._take(capture)))
-            size_bytes = stage_snapshot(self._directory, capture.lines)
+            assert capture.source is not None
+            size_bytes = stage_snapshot(self._directory, self._region, capture.source)
             self._committer.run(Barrier(lambda: self._switch(capture)))
             self.snapshot_bytes = size_bytes
             self.compactions += 1
 
     def _take(self, capture: _Capture) -> None:
-        """Encode the index as it is between two commits."""
+        """Copy the index as it is between two commits."""
         committer = self._committer
         committer.check_writable()
-        capture.lines = encode_snapshot(committer.index, self._region, committer.seq)
-        capture.seq = committer.seq
+        capture.source = capture_index(committer.index, committer.seq)
         capture.journal_bytes = committer.journal.size_bytes
 
     def _switch(self, capture: _Capture) -> None:
@@ -88,10 +87,11 @@ class Compactor:
         committer.check_writable()
         old = committer.journal
         records = old.read_from(capture.journal_bytes)
+        assert capture.source is not None
         try:
             install_snapshot(self._directory)
             committer.journal = rotate_journal(
-                self._directory, self._region, capture.seq + 1, records
+                self._directory, self._region, capture.source.seq + 1, records
             )
         except OSError as error:
             raise committer.fail(error) from error

@@ -32,7 +32,7 @@ from tablespace.snapshot import (
     SNAPSHOT_BACKUP_NAME,
     SNAPSHOT_NAME,
     SNAPSHOT_TEMPORARY_NAME,
-    encode_snapshot,
+    capture_index,
     install_snapshot,
     load_snapshot,
     stage_snapshot,
@@ -130,7 +130,7 @@ def new_index(region: Region) -> KeyIndex:
 
 def start_files(directory: Directory, region: Region) -> tuple[Journal, int]:
     """Write the snapshot and journal of an empty region; return the journal and snapshot size."""
-    size = stage_snapshot(directory, encode_snapshot(new_index(region), region, 0))
+    size = stage_snapshot(directory, region, capture_index(new_index(region), 0))
     install_snapshot(directory)
     return create_journal(directory, region, 1), size
 
@@ -164,7 +164,7 @@ class _Recovery:
         size = self.snapshot_size()
         if self.report.damaged_lines or self.report.source != SNAPSHOT_NAME:
             # A damaged snapshot or line is not to be met twice.
-            size = stage_snapshot(self.directory, encode_snapshot(index, self.region, replay.seq))
+            size = stage_snapshot(self.directory, self.region, capture_index(index, replay.seq))
             install_snapshot(self.directory, keep_old=self.report.source == SNAPSHOT_NAME)
         if self.report.damaged_lines:
             journal = rotate_journal(self.directory, self.region, replay.seq + 1)

@@ -16,7 +16,7 @@ from tablespace.journal import rotate_journal
 from tablespace.layout import Geometry, container_name
 from tablespace.recovery import Recovered
 from tablespace.region import Region, RegionLock
-from tablespace.snapshot import encode_snapshot, install_snapshot, stage_snapshot
+from tablespace.snapshot import capture_index, install_snapshot, stage_snapshot
 
 logger = logging.getLogger("tablespace")
 CONTAINERS = "containers"
@@ -52,7 +52,7 @@ def shrink_index(
     """Make durable that nothing lies in the containers to go; return the entries evicted."""
     evicted = evict_containers_from(recovered.index, containers)
     if evicted:
-        stage_snapshot(directory, encode_snapshot(recovered.index, region, recovered.seq))
+        stage_snapshot(directory, region, capture_index(recovered.index, recovered.seq))
         install_snapshot(directory)
         recovered.journal.close()
         recovered.journal = rotate_journal(directory, region, recovered.seq + 1)

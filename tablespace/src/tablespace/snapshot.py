@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import msgspec
 
-from tablespace._core.key_index import KeyIndex
+from tablespace._core.key_index import IndexCapture, KeyIndex
 from tablespace._core.line_codec import is_whole, seal
 from tablespace._core.snapshot_codec import (
     CHUNK_ENTRIES,
@@ -16,6 +19,7 @@ from tablespace._core.snapshot_codec import (
 from tablespace.errors import CorruptionError
 from tablespace.header_line import Count, Line, decode_line
 from tablespace.io.directory import Directory
+from tablespace.layout import ceil_div
 from tablespace.region import Region, check_version
 
 SNAPSHOT_NAME = "index.snapshot.json"
@@ -53,36 +57,53 @@ class _ChunkHead(msgspec.Struct):
     n: Count
 
 
-def encode_snapshot(index: KeyIndex, region: Region, seq: int) -> list[bytes]:
-    """Return the lines of a snapshot of everything up to record `seq`."""
-    chunks = encode_chunks(index, seq)
-    head = seal(
+@dataclass
+class SnapshotSource:
+    """What a snapshot will hold: the index and its containers' pools at one moment."""
+
+    capture: IndexCapture
+    pools: bytes
+    seq: int
+
+
+def capture_index(index: KeyIndex, seq: int) -> SnapshotSource:
+    """Take the index as it is now, up to record `seq`; quick, so that commits can go on."""
+    return SnapshotSource(IndexCapture(index), encode_pools(index.allocator), seq)
+
+
+def encode_snapshot(source: SnapshotSource, region: Region) -> Iterator[bytes]:
+    """Yield the lines of a snapshot; the index may change meanwhile."""
+    count = len(source.capture)
+    yield seal(
         b'{"tablespace":"snapshot",'
         + region.members()
         + b',"seq":%d,"count":%d,"chunks":%d,"pools":"%s"'
-        % (seq, len(index), len(chunks), encode_pools(index.allocator))
+        % (source.seq, count, ceil_div(count, CHUNK_ENTRIES), source.pools)
     )
-    return [head, *chunks, seal(b'{"end":%d,"count":%d' % (seq, len(index)))]
+    yield from encode_chunks(source.capture, source.seq)
+    yield seal(b'{"end":%d,"count":%d' % (source.seq, count))
 
 
-def stage_snapshot(directory: Directory, lines: list[bytes]) -> int:
+def stage_snapshot(directory: Directory, region: Region, source: SnapshotSource) -> int:
     """Write a snapshot under its temporary name, durably; return its size in bytes.
 
-    A failure here changes nothing that counts.
+    A failure here changes nothing that counts.  The capture is freed in any case.
     """
     directory.unlink(SNAPSHOT_TEMPORARY_NAME)
     device = directory.open(SNAPSHOT_TEMPORARY_NAME, create=True, exclusive=True)
     try:
-        for line in lines:
+        for line in encode_snapshot(source, region):
             device.append(line)
         device.sync_data()
         size_bytes = device.size_bytes
     except BaseException:
         device.close()
+        source.capture.close()
         # Half a snapshot on a full disk would hold the very space that is missing.
         directory.unlink(SNAPSHOT_TEMPORARY_NAME)
         raise
     device.close()
+    source.capture.close()
     return size_bytes
 
 

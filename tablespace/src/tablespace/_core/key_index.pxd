@@ -39,12 +39,19 @@ cdef class KeyIndex:
     cdef uint32_t key_slab_count
     cdef size_t key_slab_used
     cdef uint8_t *key_free[65]     # free lists by size class of 8 bytes; the link is in the chunk
+    cdef uint32_t captures         # while there are any, freed names are only set aside
+    cdef uint8_t **aside           # owned array of names set aside, with their size classes
+    cdef uint8_t *aside_classes
+    cdef size_t aside_count, aside_room
 
     cdef Entry *entry(self, uint32_t id) noexcept nogil
     cdef uint32_t take_entry(self) except? 0xFFFFFFFF
     cdef uint8_t *take_name(self, size_t length) except NULL
     cdef void give_back(self, uint32_t id) noexcept
     cdef void end(self, uint32_t id) noexcept
+    cdef void free_name(self, uint8_t *name, size_t kind) noexcept
+    cdef void set_aside(self, uint8_t *name, size_t kind) noexcept
+    cdef void end_capture(self) noexcept
     cdef int grow(self) except -1
     cdef void table_remove(self, uint32_t id, uint64_t hash) noexcept
     cdef void unlink(self, Entry *entry) noexcept nogil
@@ -71,3 +78,15 @@ cdef class KeyIndex:
                                  uint32_t wanted) noexcept nogil
     cdef uint32_t choose_container(self, uint32_t container, uint32_t *out,
                                    uint32_t limit) noexcept nogil
+
+
+cdef class IndexCapture:
+    cdef readonly uint32_t live_count
+    cdef readonly uint32_t pool_count
+    cdef KeyIndex index            # keeps the names' memory alive
+    cdef Entry **chunks            # owned copies of the index's chunks
+    cdef uint32_t chunk_count
+    cdef uint32_t oldest[MAX_POOLS]
+    cdef bint open
+    cdef void drop(self) noexcept
+    cdef Entry *entry(self, uint32_t id) noexcept nogil

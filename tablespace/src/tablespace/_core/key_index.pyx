@@ -8,6 +8,7 @@ An entry is 48 bytes, plus its key rounded up to 8, plus 8 bytes of table at a l
 Long because the entries, table, recency and pins are one structure whose invariants cross.
 """
 
+cimport cython
 from cpython.bytes cimport (
     PyBytes_AS_STRING,
     PyBytes_Check,
@@ -92,6 +93,8 @@ cdef class KeyIndex:
         for at in range(self.key_slab_count):
             free(self.key_slabs[at])
         free(self.chunks)
+        free(self.aside)
+        free(self.aside_classes)
         free(self.key_slabs)
         free(self.table)
 
@@ -153,12 +156,49 @@ cdef class KeyIndex:
         """Recycle an entry and its name."""
         cdef Entry *entry = self.entry(id)
         cdef size_t kind = key_class(<size_t>entry.key_length + entry.metadata_length)
-        memcpy(entry.name, &self.key_free[kind], sizeof(uint8_t *))
-        self.key_free[kind] = entry.name
+        if self.captures:
+            self.set_aside(entry.name, kind)
+        else:
+            self.free_name(entry.name, kind)
         entry.name = NULL
         entry.flags = 0
         entry.older = self.free_entry
         self.free_entry = id
+
+    cdef void free_name(self, uint8_t *name, size_t kind) noexcept:
+        memcpy(name, &self.key_free[kind], sizeof(uint8_t *))
+        self.key_free[kind] = name
+
+    cdef void set_aside(self, uint8_t *name, size_t kind) noexcept:
+        """Keep a freed name as it is: a capture may still read it.
+
+        Without memory for that, the name is leaked rather than overwritten.
+        """
+        cdef size_t room = 2 * self.aside_room + 1024
+        cdef uint8_t **names
+        cdef uint8_t *classes
+        if self.aside_count == self.aside_room:
+            names = <uint8_t **>realloc(self.aside, room * sizeof(uint8_t *))
+            if names == NULL:
+                return
+            self.aside = names
+            classes = <uint8_t *>realloc(self.aside_classes, room)
+            if classes == NULL:
+                return
+            self.aside_classes = classes
+            self.aside_room = room
+        self.aside[self.aside_count] = name
+        self.aside_classes[self.aside_count] = <uint8_t>kind
+        self.aside_count += 1
+
+    cdef void end_capture(self) noexcept:
+        """The last capture's end frees the names set aside."""
+        cdef size_t at
+        self.captures -= 1
+        if self.captures == 0:
+            for at in range(self.aside_count):
+                self.free_name(self.aside[at], self.aside_classes[at])
+            self.aside_count = 0
 
     cdef int grow(self) except -1:
         cdef uint64_t size = self.table_size + self.table_size // 2
@@ -567,3 +607,56 @@ cdef class KeyIndex:
         """Return the bytes of C memory held."""
         return (self.chunk_count * CHUNK_ENTRIES * sizeof(Entry) + self.table_size * 8
                 + self.key_slab_count * KEY_SLAB_BYTES)
+
+
+@cython.no_gc_clear  # __dealloc__ tells the index, which must still be there.
+cdef class IndexCapture:
+    """The live entries of an index as they are at one moment.
+
+    Taking it copies the entries (48 bytes each) and nothing else: names are not copied, the index
+    keeps those that are freed meanwhile as they are.  So it takes some 20 ms for a million
+    entries, and the index goes on changing while the capture is read without the GIL.
+    """
+
+    def __cinit__(self, KeyIndex index not None):
+        cdef uint32_t at, pool
+        self.index = index
+        self.live_count = index.live_count
+        self.pool_count = index.allocator.pool_count
+        for pool in range(self.pool_count):
+            self.oldest[pool] = index.oldest[pool]
+        self.chunks = <Entry **>calloc(max(1, index.chunk_count), sizeof(Entry *))
+        if self.chunks == NULL:
+            raise MemoryError()
+        for at in range(index.chunk_count):
+            self.chunks[at] = <Entry *>malloc(CHUNK_ENTRIES * sizeof(Entry))
+            if self.chunks[at] == NULL:
+                raise MemoryError()
+            self.chunk_count += 1
+            memcpy(self.chunks[at], index.chunks[at], CHUNK_ENTRIES * sizeof(Entry))
+        index.captures += 1
+        self.open = True
+
+    def __dealloc__(self):
+        self.drop()
+
+    cdef void drop(self) noexcept:
+        cdef uint32_t at
+        for at in range(self.chunk_count):
+            free(self.chunks[at])
+        self.chunk_count = 0
+        free(self.chunks)
+        self.chunks = NULL
+        if self.open:
+            self.open = False
+            self.index.end_capture()
+
+    cdef Entry *entry(self, uint32_t id) noexcept nogil:
+        return &self.chunks[id // CHUNK_ENTRIES][id % CHUNK_ENTRIES]
+
+    def __len__(self):
+        return self.live_count
+
+    def close(self):
+        """Free the copy; nothing may be reading it."""
+        self.drop()

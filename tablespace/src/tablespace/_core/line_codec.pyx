@@ -13,6 +13,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from tablespace._core.checksum cimport xxh3_64
+from tablespace._core.hex_text cimport HEX_VALUES, get_number, put_bytes, put_number
 
 # The longest record: two names of 255 bytes in hex and some 200 bytes around them.
 MAX_LINE_BYTES = 4096
@@ -20,16 +21,6 @@ cdef size_t LONGEST_LINE = 4096
 # A snapshot chunk: 4096 entries with the longest keys and metadata.
 cdef size_t MAX_ANY_LINE_BYTES = 8 << 20
 cdef size_t TRAILER_BYTES = 27      # ,"line":"0123456789abcdef"}
-cdef const char *HEX = b"0123456789abcdef"
-
-cdef signed char[256] UNHEX
-cdef int filled
-for filled in range(256):
-    UNHEX[filled] = -1
-for filled in range(10):
-    UNHEX[ord('0') + filled] = filled
-for filled in range(6):
-    UNHEX[ord('a') + filled] = 10 + filled
 
 
 cdef inline size_t write_number(char *out, uint64_t number) noexcept nogil:
@@ -47,17 +38,12 @@ cdef inline size_t write_number(char *out, uint64_t number) noexcept nogil:
 
 
 cdef inline size_t write_hex(char *out, const uint8_t *data, size_t length) noexcept nogil:
-    cdef size_t at
-    for at in range(length):
-        out[2 * at] = HEX[data[at] >> 4]
-        out[2 * at + 1] = HEX[data[at] & 15]
+    put_bytes(out, data, length)
     return 2 * length
 
 
 cdef inline size_t write_sum(char *out, uint64_t number) noexcept nogil:
-    cdef int at
-    for at in range(16):
-        out[at] = HEX[(number >> (60 - 4 * at)) & 15]
+    put_number(out, number, 16)
     return 16
 
 
@@ -267,8 +253,8 @@ cdef inline bint read_hex(Cursor *cursor, uint8_t *out, uint32_t limit,
     cdef uint32_t count = 0
     cdef int high, low
     while cursor.end - cursor.at >= 2 and cursor.at[0] != 34:
-        high = UNHEX[<uint8_t>cursor.at[0]]
-        low = UNHEX[<uint8_t>cursor.at[1]]
+        high = HEX_VALUES[<uint8_t>cursor.at[0]]
+        low = HEX_VALUES[<uint8_t>cursor.at[1]]
         if high < 0 or low < 0 or count == limit:
             return False
         out[count] = <uint8_t>(high << 4 | low)
@@ -279,17 +265,9 @@ cdef inline bint read_hex(Cursor *cursor, uint8_t *out, uint32_t limit,
 
 
 cdef inline bint read_sum(Cursor *cursor, uint64_t *out) noexcept nogil:
-    cdef uint64_t number = 0
-    cdef int at, digit
-    if cursor.end - cursor.at < 17:
+    if cursor.end - cursor.at < 17 or not get_number(cursor.at, 16, out):
         return False
-    for at in range(16):
-        digit = UNHEX[<uint8_t>cursor.at[at]]
-        if digit < 0:
-            return False
-        number = number << 4 | <uint64_t>digit
     cursor.at += 16
-    out[0] = number
     return skip(cursor, b'"', 1)
 
 

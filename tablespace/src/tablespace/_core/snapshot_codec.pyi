@@ -1,9 +1,11 @@
-from tablespace._core.key_index import KeyIndex
+from collections.abc import Iterator
+
+from tablespace._core.key_index import IndexCapture, KeyIndex
 from tablespace._core.slot_allocator import SlotAllocator
 
 CHUNK_ENTRIES: int
 
-def encode_chunks(index: KeyIndex, seq: int) -> list[bytes]: ...
+def encode_chunks(capture: IndexCapture, seq: int) -> Iterator[bytes]: ...
 def encode_pools(allocator: SlotAllocator) -> bytes: ...
 def load_pools(allocator: SlotAllocator, pools: bytes, numbers: list[int]) -> str | None: ...
 def load_chunk(

@@ -6,135 +6,106 @@ Entries stand in order of recency, least recent first.  docs/format.md specifies
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from tablespace._core.key_index cimport NO_ENTRY, Entry, KeyIndex
+from tablespace._core.hex_text cimport get_bytes, get_number, put_bytes, put_number
+from tablespace._core.key_index cimport NO_ENTRY, Entry, IndexCapture, KeyIndex
 from tablespace._core.line_codec import seal
 from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot
 
 CHUNK_ENTRIES = 4096
 cdef uint32_t CHUNK_LIMIT = 4096
-cdef const char *HEX = b"0123456789abcdef"
 
-cdef signed char[256] UNHEX
-cdef int filled
-for filled in range(256):
-    UNHEX[filled] = -1
-for filled in range(10):
-    UNHEX[ord('0') + filled] = filled
-for filled in range(6):
-    UNHEX[ord('a') + filled] = 10 + filled
-
-
-cdef inline char *put_bytes(char *out, const uint8_t *data, size_t length) noexcept nogil:
-    cdef size_t at
-    for at in range(length):
-        out[2 * at] = HEX[data[at] >> 4]
-        out[2 * at + 1] = HEX[data[at] & 15]
-    return out + 2 * length
+# The columns after the names, in the order of the line, with the digits of a value.
+cdef enum Column:
+    KEY_LENGTH = 0
+    KEY = 1
+    PLACE = 2
+    LENGTH = 3
+    CHECK = 4
+    SEQ = 5
+    METADATA_LENGTH = 6
+    METADATA = 7
 
 
-cdef inline char *put_number(char *out, uint64_t number, int digits) noexcept nogil:
-    cdef int at
-    for at in range(digits):
-        out[at] = HEX[(number >> (4 * (digits - 1 - at))) & 15]
-    return out + digits
-
-
-cdef inline bint get_number(const char *data, int digits, uint64_t *out) noexcept nogil:
-    cdef uint64_t number = 0
-    cdef int at, digit
-    for at in range(digits):
-        digit = UNHEX[<uint8_t>data[at]]
-        if digit < 0:
-            return False
-        number = number << 4 | <uint64_t>digit
-    out[0] = number
-    return True
-
-
-cdef inline bint get_bytes(const char *data, size_t length, uint8_t *out) noexcept nogil:
-    cdef size_t at
-    cdef int high, low
-    for at in range(length):
-        high = UNHEX[<uint8_t>data[2 * at]]
-        low = UNHEX[<uint8_t>data[2 * at + 1]]
-        if high < 0 or low < 0:
-            return False
-        out[at] = <uint8_t>(high << 4 | low)
-    return True
-
-
-cdef bytes column(KeyIndex index, list ids, int which):
-    """Return one column's hex text for the entries `ids`."""
+cdef size_t column_digits(Entry **entries, uint32_t count, Column column) noexcept nogil:
     cdef size_t digits = 0
+    cdef uint32_t at
+    if column == KEY:
+        for at in range(count):
+            digits += 2 * <size_t>entries[at].key_length
+    elif column == METADATA:
+        for at in range(count):
+            digits += 2 * <size_t>entries[at].metadata_length
+    elif column == KEY_LENGTH or column == METADATA_LENGTH:
+        digits = 2 * <size_t>count
+    elif column == PLACE:
+        digits = 12 * <size_t>count
+    elif column == LENGTH:
+        digits = 8 * <size_t>count
+    else:
+        digits = 16 * <size_t>count
+    return digits
+
+
+cdef void fill_column(Entry **entries, uint32_t count, Column column, char *out) noexcept nogil:
     cdef Entry *entry
-    cdef uint32_t id
-    cdef bytes out
-    cdef char *at
-    for id in ids:
-        entry = index.entry(id)
-        if which == 0:
-            digits += 2 * <size_t>entry.key_length
-        elif which == 1:
-            digits += 2 * <size_t>entry.metadata_length
-        elif which in (2, 3):
-            digits += 2
-        elif which == 4:
-            digits += 12
-        elif which == 5:
-            digits += 8
+    cdef uint32_t at
+    for at in range(count):
+        entry = entries[at]
+        if column == KEY_LENGTH:
+            out = put_number(out, entry.key_length, 2)
+        elif column == KEY:
+            out = put_bytes(out, entry.name, entry.key_length)
+        elif column == PLACE:
+            out = put_number(out, location_container(entry.location), 6)
+            out = put_number(out, location_slot(entry.location), 6)
+        elif column == LENGTH:
+            out = put_number(out, entry.length, 8)
+        elif column == CHECK:
+            out = put_number(out, entry.check, 16)
+        elif column == SEQ:
+            out = put_number(out, entry.seq, 16)
+        elif column == METADATA_LENGTH:
+            out = put_number(out, entry.metadata_length, 2)
         else:
-            digits += 16
-    out = PyBytes_FromStringAndSize(NULL, digits)
-    at = PyBytes_AS_STRING(out)
-    for id in ids:
-        entry = index.entry(id)
-        if which == 0:
-            at = put_bytes(at, entry.name, entry.key_length)
-        elif which == 1:
-            at = put_bytes(at, entry.name + entry.key_length, entry.metadata_length)
-        elif which == 2:
-            at = put_number(at, entry.key_length, 2)
-        elif which == 3:
-            at = put_number(at, entry.metadata_length, 2)
-        elif which == 4:
-            at = put_number(at, location_container(entry.location), 6)
-            at = put_number(at, location_slot(entry.location), 6)
-        elif which == 5:
-            at = put_number(at, entry.length, 8)
-        elif which == 6:
-            at = put_number(at, entry.check, 16)
-        else:
-            at = put_number(at, entry.seq, 16)
+            out = put_bytes(out, entry.name + entry.key_length, entry.metadata_length)
+
+
+cdef bytes encode_column(Entry **entries, uint32_t count, Column column):
+    """Return one column's hex text; the GIL is released while it is written."""
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, column_digits(entries, count, column))
+    cdef char *text = PyBytes_AS_STRING(out)
+    with nogil:
+        fill_column(entries, count, column, text)
     return out
 
 
-def encode_chunks(KeyIndex index not None, uint64_t seq):
-    """Return the chunk lines of every live entry, as a list of bytes; `seq` names the snapshot."""
-    cdef list lines = []
-    cdef list ids = []
-    cdef uint32_t pool, id
-    for pool in range(index.allocator.pool_count):
-        id = index.oldest[pool]
+def encode_chunks(IndexCapture capture not None, uint64_t seq):
+    """Yield the chunk lines of a captured index; `seq` names the snapshot."""
+    cdef Entry *entries[4096]
+    cdef uint32_t pool, id, count = 0
+    cdef int number = 0
+    for pool in range(capture.pool_count):
+        id = capture.oldest[pool]
         while id != NO_ENTRY:
-            ids.append(id)
-            id = index.entry(id).newer
-            if len(ids) == CHUNK_LIMIT:
-                lines.append(encode_chunk(index, ids, len(lines), seq))
-                ids = []
-    if ids:
-        lines.append(encode_chunk(index, ids, len(lines), seq))
-    return lines
+            entries[count] = capture.entry(id)
+            id = entries[count].newer
+            count += 1
+            if count == CHUNK_LIMIT:
+                yield encode_chunk(entries, count, number, seq)
+                number += 1
+                count = 0
+    if count:
+        yield encode_chunk(entries, count, number, seq)
 
 
-cdef bytes encode_chunk(KeyIndex index, list ids, int number, uint64_t seq):
+cdef bytes encode_chunk(Entry **entries, uint32_t count, int number, uint64_t seq):
+    cdef list columns = [
+        encode_column(entries, count, <Column>column) for column in range(METADATA + 1)]
     return seal(
         b'{"chunk":%d,"of":%d,"n":%d,"key_len":"%s","key":"%s","at":"%s","len":"%s",'
-        b'"xxh3":"%s","seq":"%s","meta_len":"%s","meta":"%s"' % (
-            number, seq, len(ids), column(index, ids, 2), column(index, ids, 0),
-            column(index, ids, 4), column(index, ids, 5), column(index, ids, 6),
-            column(index, ids, 7), column(index, ids, 3), column(index, ids, 1)))
+        b'"xxh3":"%s","seq":"%s","meta_len":"%s","meta":"%s"' % (number, seq, count, *columns))
 
 
 def encode_pools(SlotAllocator allocator not None):
