@@ -9,9 +9,15 @@ from dataclasses import dataclass
 
 from tablespace.commit import Barrier, Committer
 from tablespace.io.directory import Directory
-from tablespace.journal import rotate_journal
+from tablespace.journal import JOURNAL_BACKUP_NAME, rotate_journal
 from tablespace.region import Region
-from tablespace.snapshot import SnapshotSource, capture_index, install_snapshot, stage_snapshot
+from tablespace.snapshot import (
+    SNAPSHOT_BACKUP_NAME,
+    SnapshotSource,
+    capture_index,
+    install_snapshot,
+    stage_snapshot,
+)
 
 logger = logging.getLogger("tablespace")
 MIN_JOURNAL_BYTES = 64 << 20
@@ -53,8 +59,13 @@ class Compactor:
         """The journal's length at which compaction starts."""
         return max(MIN_JOURNAL_BYTES, self.snapshot_bytes)
 
-    def compact(self) -> None:
+    def compact(self, keep_old: bool = True) -> None:
         """Write a snapshot of now and start a new journal.
+
+        Parameters
+        ----------
+        keep_old : bool
+            Whether the snapshot and journal before stay as .bak.
 
         Raises
         ------
@@ -67,6 +78,8 @@ class Compactor:
             assert capture.source is not None
             size_bytes = stage_snapshot(self._directory, self._region, capture.source)
             self._committer.run(Barrier(lambda: self._switch(capture)))
+            if not keep_old:
+                self._committer.run(Barrier(self._forget_old))
             self.snapshot_bytes = size_bytes
             self.compactions += 1
 
@@ -100,6 +113,12 @@ class Compactor:
             committer.fail(OSError(errno.EINTR, f"a rotation was interrupted by {error!r}"))
             raise
         old.close()
+
+    def _forget_old(self) -> None:
+        """Remove the .bak files: what they tell is not to come back."""
+        for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
+            self._directory.unlink(name)
+        self._directory.sync()
 
     def consider(self) -> None:
         """Start a compaction in the background when the journal has reached its bound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from tablespace.errors import GeometryError
 
@@ -23,7 +24,7 @@ MAX_METADATA_BYTES = 255
 MAX_GROUP_BLOCKS = 256
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*(\d{1,24}(?:\.\d{1,12})?)\s*([KMGT]?)(?:I?B)?\s*$", re.IGNORECASE)
 
 
 def ceil_div(number: int, divisor: int) -> int:
@@ -58,11 +59,7 @@ def parse_size(size: int | str) -> int:
     match = _SIZE.match(size)
     if match is None:
         raise ValueError(f"not a size: {size!r}. Give bytes, or text such as '64K' or '1G'")
-    return (
-        int(float(match[1]) * _UNITS[match[2].upper()])
-        if "." in match[1]
-        else int(match[1]) * _UNITS[match[2].upper()]
-    )
+    return int(Decimal(match[1]) * _UNITS[match[2].upper()])
 
 
 def format_size(size_bytes: int) -> str:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.key_index import check_key
@@ -26,12 +26,17 @@ from tablespace.recovery import Recovered
 from tablespace.region import Region, RegionLock
 from tablespace.stats import Entry, PoolStats, StoreStats
 
+if TYPE_CHECKING:
+    import numpy
+
 logger = logging.getLogger("tablespace")
 
 WRITE_DEPTH = 64
 STAGING_BYTES = 8 << 20
 # Keys pinned at once by one call; more are read in turns.
 READ_WINDOW = 4096
+# Records of deletes in one append: about half a MiB of journal.
+DELETE_GROUP = 4096
 
 
 class Store:
@@ -192,15 +197,31 @@ class Store:
         return self.delete_many([key]) == 1
 
     def delete_many(self, keys: Iterable[bytes]) -> int:
-        """Delete keys in one commit, durably; return how many were there."""
-        self._check_open()
+        """Delete keys, durably, 4096 to a commit; return how many were there."""
         wanted = list(keys)
+        self._check_open()
         for key in wanted:
             check_key(key)
-        request = DeleteRequest(wanted)
-        self._committer.run(request)
-        self._compactor.consider()
-        return sum(request.removed)
+        removed = 0
+        for start in range(0, len(wanted), DELETE_GROUP):
+            request = DeleteRequest(wanted[start : start + DELETE_GROUP])
+            self._committer.run(request)
+            self._compactor.consider()
+            removed += sum(request.removed)
+        return removed
+
+    def clear(self, prefix: bytes = b"") -> int:
+        """Delete every key that begins with `prefix`, durably; return how many there were.
+
+        Keys stored while this runs may stay.  It ends with a snapshot, a fresh journal, and
+        without the older copies of both, so that no file names what was cleared.
+        """
+        self._check_open()
+        if not isinstance(prefix, bytes):
+            raise TypeError(f"a prefix is bytes, not {type(prefix).__name__}")
+        removed = self.delete_many(self._index.keys_with_prefix(prefix))
+        self._compactor.compact(keep_old=False)
+        return removed
 
     # Reading.
 
@@ -330,6 +351,44 @@ class Store:
             return None
         container, slot, length, checksum, seq, metadata = found
         return Entry(length, checksum, seq, container, slot, metadata)
+
+    def entries(self) -> numpy.ndarray[Any, Any]:
+        """Return what the index knows of every entry, least recently used first.
+
+        Returns
+        -------
+        numpy structured array
+            Fields ``key`` (object, bytes), ``container`` and ``slot`` (uint32), ``length`` and
+            ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq`` (uint64).
+        """
+        import numpy
+
+        self._check_open()
+        keys, containers, slots, lengths, checks, seqs, sizes = self._index.columns()
+        out = numpy.empty(
+            len(keys),
+            dtype=[
+                ("key", object),
+                ("container", "u4"),
+                ("slot", "u4"),
+                ("length", "u4"),
+                ("slot_bytes", "u4"),
+                ("checksum", "u8"),
+                ("seq", "u8"),
+            ],
+        )
+        columns = {
+            "key": keys,
+            "container": containers,
+            "slot": slots,
+            "length": lengths,
+            "slot_bytes": sizes,
+            "checksum": checks,
+            "seq": seqs,
+        }
+        for name, column in columns.items():
+            out[name] = column
+        return out
 
     def __contains__(self, key: bytes) -> bool:
         self._check_open()

@@ -230,3 +230,34 @@ def test_the_number_of_files_does_not_depend_on_the_number_of_values(
     store.snapshot()
     assert len(list((tmp_path / "region" / "containers").iterdir())) == 4
     assert len(list((tmp_path / "region").iterdir())) <= 6
+
+
+def test_clearing_a_prefix_leaves_no_file_that_names_its_keys(
+    open_small: Opener, tmp_path: Path
+) -> None:
+    store = open_small()
+    store.put_many((b"ns1/%d" % number, b"x") for number in range(10))
+    store.snapshot()
+    store.put_many((b"ns2/%d" % number, b"y") for number in range(10))
+    assert store.clear(b"ns1/") == 10
+    assert sorted(store) == sorted(b"ns2/%d" % number for number in range(10))
+    names = [path for path in (tmp_path / "region").iterdir() if path.is_file()]
+    assert {path.name for path in names} == {"index.log", "index.snapshot.json", "region.json"}
+    assert all(b"ns1/".hex().encode() not in path.read_bytes() for path in names)
+    check_accounting(store)
+    assert store.clear() == 10
+    assert len(store) == 0
+    with pytest.raises(TypeError, match="bytes, not str"):
+        store.clear("ns")  # type: ignore[arg-type]
+
+
+def test_entries_are_an_array_in_order_of_recency(store: Store) -> None:
+    for number in range(5):
+        store.put(b"%d" % number, b"v" * number)
+    store.get(b"0")
+    found = store.entries()
+    assert list(found["key"]) == [b"1", b"2", b"3", b"4", b"0"]
+    assert list(found["length"]) == [1, 2, 3, 4, 0]
+    assert set(found["slot_bytes"]) == {16384}
+    assert list(found["checksum"])[:1] == [tablespace.checksum64(b"v")]
+    assert len(set(zip(found["container"], found["slot"], strict=True))) == 5

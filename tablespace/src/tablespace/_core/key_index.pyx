@@ -519,6 +519,48 @@ cdef class KeyIndex:
                 id = entry.newer
         return out
 
+    def keys_with_prefix(self, bytes prefix not None):
+        """Return all live keys that begin with `prefix`, pool by pool, least recent first."""
+        cdef list out = []
+        cdef uint32_t id, pool
+        cdef Entry *entry
+        cdef const uint8_t *start = <const uint8_t *>PyBytes_AS_STRING(prefix)
+        cdef size_t length = PyBytes_GET_SIZE(prefix)
+        for pool in range(self.allocator.pool_count):
+            id = self.oldest[pool]
+            while id != NO_ENTRY:
+                entry = self.entry(id)
+                if entry.key_length >= length and memcmp(entry.name, start, length) == 0:
+                    out.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
+                id = entry.newer
+        return out
+
+    def columns(self):
+        """Return the live entries as a list of tuples' columns, pool by pool, least recent first.
+
+        Returns
+        -------
+        tuple of list
+            keys, containers, slots, lengths, checksums, sequence numbers, slot sizes.
+        """
+        cdef list keys = [], containers = [], slots = [], lengths = [], checks = [], seqs = []
+        cdef list sizes = []
+        cdef uint32_t id, pool
+        cdef Entry *entry
+        for pool in range(self.allocator.pool_count):
+            id = self.oldest[pool]
+            while id != NO_ENTRY:
+                entry = self.entry(id)
+                keys.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
+                containers.append(location_container(entry.location))
+                slots.append(location_slot(entry.location))
+                lengths.append(entry.length)
+                checks.append(entry.check)
+                seqs.append(entry.seq)
+                sizes.append(self.allocator.pool_bytes[pool])
+                id = entry.newer
+        return keys, containers, slots, lengths, checks, seqs, sizes
+
     def restore(self, key, container, slot, length, check, seq, metadata=None):
         """Put one entry back at recovery.
 
