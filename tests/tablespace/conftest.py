@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tablespace.io.directory import PosixDirectory
+from tablespace.io.open import choose_io
 
 import tablespace
 
@@ -31,3 +33,30 @@ def open_small(tmp_path: Path) -> Iterator[Callable[..., tablespace.Store]]:
 def support() -> Path:
     """The directory of scripts and shims that tests run in other processes."""
     return SUPPORT
+
+
+def refusal(path: Path, mode: str = "auto", engine: str = "auto") -> str | None:
+    """Return why this machine refuses an IO mode or engine under a path, or None."""
+    try:
+        choose_io(PosixDirectory(path), mode, engine)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def need_direct(tmp_path: Path) -> None:
+    """Skip, with the reason, where the file system of the tests refuses O_DIRECT."""
+    (tmp_path / "containers").mkdir()
+    reason = refusal(tmp_path, mode="direct")
+    (tmp_path / "containers").rmdir()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def need_uring(tmp_path: Path) -> None:
+    """Skip, with the reason, where io_uring is refused."""
+    reason = refusal(tmp_path, mode="buffered", engine="uring")
+    if reason is not None:
+        pytest.skip(reason)

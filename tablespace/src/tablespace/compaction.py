@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tablespace.commit import Barrier, Committer
@@ -41,12 +42,19 @@ class Compactor:
     """
 
     def __init__(
-        self, directory: Directory, region: Region, committer: Committer, snapshot_bytes: int
+        self,
+        directory: Directory,
+        region: Region,
+        committer: Committer,
+        snapshot_bytes: int,
+        still_ours: Callable[[], bool],
     ) -> None:
         self._directory = directory
         self._region = region
         self._committer = committer
         self.snapshot_bytes = snapshot_bytes
+        # Renaming over another writer's files would undo what it acknowledged.
+        self._still_ours = still_ours
         self.compactions = 0
         self.problem: BaseException | None = None
         self._not_before = 0
@@ -99,6 +107,15 @@ class Compactor:
         committer = self._committer
         committer.check_writable()
         old = committer.journal
+        if not self._still_ours():
+            raise committer.fail(
+                OSError(
+                    errno.ESTALE,
+                    "region.json is not the file this writer holds: the region "
+                    "was removed or replaced under it",
+                    self._directory.path,
+                )
+            )
         records = old.read_from(capture.journal_bytes)
         assert capture.source is not None
         try:

@@ -45,13 +45,10 @@ class JournalHead:
         The first sequence number to come.
     start : int
         Where the records begin.
-    containers : int
-        How many containers the region had when the journal was begun.
     """
 
     base_seq: int
     start: int
-    containers: int
 
 
 def decode_header(data: bytes, region: Region, path: str) -> JournalHead:
@@ -77,7 +74,7 @@ def decode_header(data: bytes, region: Region, path: str) -> JournalHead:
     if not region.accepts(header.slot_bytes, header.container_bytes, header.containers):
         found = f"slots of {header.slot_bytes} in containers of {header.container_bytes}"
         raise CorruptionError(path, 0, f"the region's geometry ({region.geometry})", found)
-    return JournalHead(header.base_seq, end + 1, header.containers)
+    return JournalHead(header.base_seq, end + 1)
 
 
 def identify_by_journal(directory: Directory) -> Region | None:
@@ -125,7 +122,8 @@ class Journal:
 
     @property
     def path(self) -> str:
-        return self.device.path
+        # Not the device's: it was created under a temporary name.
+        return f"{self.device.path.rpartition('/')[0]}/{JOURNAL_NAME}"
 
     def read_from(self, offset_bytes: int) -> bytes:
         """Return what was appended from an offset on."""

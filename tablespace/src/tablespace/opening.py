@@ -274,6 +274,8 @@ def _create(
 ) -> Recovered:
     """Make a region's files; region.json comes last and makes it one."""
     shape = region.geometry
+    # Of a creation that was interrupted, perhaps with another budget.
+    remove_surplus_containers(directory, shape)
     free = directory.free_bytes()
     names = [container_name(number) for number in range(shape.containers)]
     have = 0

@@ -293,7 +293,6 @@ class _Recovery:
         """Replay one journal; return its sound records up to the torn tail."""
         if head.base_seq > replay.seq + 1:
             self.gap(replay, head.base_seq, path)
-        replay.expect_ghosts(head.containers)
         replay.place = head.base_seq
         start = at = head.start
         while True:

@@ -1,8 +1,8 @@
 """Bring a region to another number of containers, or to more slot sizes, when it is opened.
 
 Growing: the new containers are durable before region.json names them.  Shrinking: the evictions
-are durable (a snapshot without those entries, an empty journal) before region.json changes, and
-the containers go last.  A crash anywhere leaves the old region or the new one.
+are durable (a snapshot without those entries, an empty journal, no .bak) before region.json
+changes, and the containers go last.  A crash anywhere leaves the old region or the new one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import re
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.io.directory import Directory
-from tablespace.journal import rotate_journal
+from tablespace.journal import JOURNAL_BACKUP_NAME, rotate_journal
 from tablespace.layout import Geometry, container_name
 from tablespace.recovery import Recovered
 from tablespace.region import Region, RegionLock
-from tablespace.snapshot import capture_index, install_snapshot, stage_snapshot
+from tablespace.snapshot import (
+    SNAPSHOT_BACKUP_NAME,
+    capture_index,
+    install_snapshot,
+    stage_snapshot,
+)
 
 logger = logging.getLogger("tablespace")
 CONTAINERS = "containers"
@@ -51,11 +56,14 @@ def shrink_index(
 ) -> int:
     """Make durable that nothing lies in the containers to go; return the entries evicted."""
     evicted = evict_containers_from(recovered.index, containers)
-    if evicted:
-        stage_snapshot(directory, region, capture_index(recovered.index, recovered.seq))
-        install_snapshot(directory)
-        recovered.journal.close()
-        recovered.journal = rotate_journal(directory, region, recovered.seq + 1)
+    stage_snapshot(directory, region, capture_index(recovered.index, recovered.seq))
+    install_snapshot(directory)
+    recovered.journal.close()
+    recovered.journal = rotate_journal(directory, region, recovered.seq + 1)
+    # No file may name a container that is going: it might come back as another one.
+    for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
+        directory.unlink(name)
+    directory.sync()
     return evicted
 
 

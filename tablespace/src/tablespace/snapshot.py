@@ -155,9 +155,6 @@ class _Loader:
         self.region = region
         self.index = index
         self.at = 0
-        # Of containers that a shrink has removed: how many there were, entries passed over.
-        self.containers = 0
-        self.passed = 0
 
     def damaged(self, expected: str, found: str) -> CorruptionError:
         return CorruptionError(self.path, self.at, expected, found)
@@ -182,7 +179,6 @@ class _Loader:
         if not self.region.accepts(header.slot_bytes, header.container_bytes, header.containers):
             raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
         self.at += len(line) + 1
-        self.containers = header.containers
         self.load_pools(header)
         for chunk in range(header.chunks):
             line = self.next_line(f"chunk {chunk}")
@@ -190,11 +186,7 @@ class _Loader:
             self.at += len(line) + 1
         line = self.next_line("the closing line")
         end = self.decode(line, _EndLine)
-        if (
-            end.end != header.seq
-            or end.count != header.count
-            or (len(self.index) + self.passed != header.count)
-        ):
+        if end.end != header.seq or end.count != header.count or len(self.index) != header.count:
             raise self.damaged(f"{header.count} entries", f"{len(self.index)}")
         return header.seq
 
@@ -218,10 +210,9 @@ class _Loader:
         if names != _COLUMNS:
             raise self.damaged(f"columns {_COLUMNS}", repr(names))
         columns = [parts[9 + 4 * column] for column in range(len(_COLUMNS))]
-        outcome = load_chunk(self.index, head.n, columns, self.containers)
-        if isinstance(outcome, str):
-            raise self.damaged(f"chunk {chunk} of snapshot {seq}", outcome)
-        self.passed += outcome
+        problem = load_chunk(self.index, head.n, columns)
+        if problem is not None:
+            raise self.damaged(f"chunk {chunk} of snapshot {seq}", problem)
 
     def load_pools(self, header: _HeaderLine) -> None:
         """Assign the containers; the pools are numbered as the snapshot's slot sizes stand."""

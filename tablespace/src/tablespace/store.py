@@ -23,7 +23,7 @@ from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.recovery import Recovered
-from tablespace.region import Region, RegionLock
+from tablespace.region import REGION_NAME, Region, RegionLock
 from tablespace.stats import Entry, PoolStats, StoreStats
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Store:
             evict,
             self._left_direct,
         )
-        self._compactor = Compactor(directory, region, self._committer, recovered.snapshot_bytes)
+        self._compactor = Compactor(
+            directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
+        )
         self._readers = ContextPool(directory, choice.engine, slot_bytes)
         self._closed: str | None = None
         self._closing = threading.Lock()
@@ -168,8 +170,14 @@ class Store:
         # Where some found no room and others were stored, slots have been overwritten or may be
         # evicted since: try again as long as that gets on.
         if any(out) and not all(out):
-            left = [at for at, stored in enumerate(out) if not stored]
-            again = self._put_group([batch[at] for at in left])
+            newest = {item[0]: at for at, item in enumerate(batch) if out[at]}
+            left = []
+            for at, stored in enumerate(out):
+                if not stored and newest.get(batch[at][0], -1) > at:
+                    out[at] = True  # A later value of the same key has taken its place already.
+                elif not stored:
+                    left.append(at)
+            again = self._put_group([batch[at] for at in left]) if left else []
             for at, stored in zip(left, again, strict=True):
                 out[at] = stored
         return out
@@ -462,6 +470,11 @@ class Store:
 
     def _choices(self) -> list[str]:
         return self._choice.reasons + ([self._lock.note] if self._lock.note else [])
+
+    def _still_ours(self) -> bool:
+        """Say whether region.json still is the file whose lock this store holds."""
+        device = self._lock.device
+        return device is not None and self._directory.same_file(device, REGION_NAME)
 
     def _left_direct(self, device: Device) -> None:
         """Say once that a file system took O_DIRECT back after the trial at open."""

@@ -16,6 +16,10 @@ Opener = Callable[..., Store]
 @pytest.fixture(params=["direct-uring", "direct-posix", "buffered-uring", "buffered-posix"])
 def store(request: pytest.FixtureRequest, open_small: Opener) -> Store:
     mode, engine = request.param.split("-")
+    if mode == "direct":
+        request.getfixturevalue("need_direct")
+    if engine == "uring":
+        request.getfixturevalue("need_uring")
     found = open_small(io_mode=mode, io_engine=engine, max_bytes="1M", slot_bytes="16K")
     assert (found.stats().io_mode, found.stats().io_engine) == (mode, engine)
     return found

@@ -183,14 +183,19 @@ def test_an_interrupted_waiter_leaves_the_queue_working(open_small: Opener) -> N
         go_on.wait()
 
     leader = threading.Thread(target=lambda: store._committer.run(Barrier(block)))
+    # Whoever started the tests may have had SIGINT ignored.
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
     leader.start()
     inside.wait()
     timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        store.put(b"k", b"v")
-    go_on.set()
-    leader.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.put(b"k", b"v")
+    finally:
+        go_on.set()
+        leader.join()
+        signal.signal(signal.SIGINT, old)
     store.put(b"after", b"works")
     assert store.get(b"after") == b"works"
 

@@ -55,7 +55,6 @@ cdef class JournalReplay:
     """
 
     cdef KeyIndex index
-    cdef uint32_t ghosts
     cdef public uint64_t seq
     cdef public uint64_t place       # number of the record due at this place of this journal
     cdef public uint64_t group
@@ -66,10 +65,6 @@ cdef class JournalReplay:
     def __init__(self, KeyIndex index not None, uint64_t seq):
         self.index = index
         self.seq = seq
-
-    def expect_ghosts(self, uint32_t containers):
-        """Accept records of containers below `containers` that the region has no more."""
-        self.ghosts = containers
 
     def feed(self, bytes data not None, size_t start=0):
         """Apply lines of `data` from `start` on.
@@ -117,12 +112,8 @@ cdef class JournalReplay:
             self.problem = f"record {record.seq} claims group {record.group}"
             return False
         if record.container >= self.index.allocator.container_count:
-            if record.container >= self.ghosts:
-                return self.outside(record)
-            # Of a container that a shrink has removed since: nothing of it is left.
-            if record.kind == RECORD_PUT:
-                self.forget(record)
-        elif record.kind == RECORD_PUT:
+            return self.outside(record)
+        if record.kind == RECORD_PUT:
             if not self.put(record):
                 return False
         elif record.kind == RECORD_CLAIM or record.kind == RECORD_RELEASE:
@@ -145,12 +136,6 @@ cdef class JournalReplay:
         self.problem = (f"record {record.seq} names slot {record.slot} of container "
                         f"{record.container}, outside the geometry")
         return False
-
-    cdef void forget(self, Record *record) noexcept:
-        cdef int64_t found = self.index.find(record.key, record.key_length,
-                                             hash_key(record.key, record.key_length))
-        if found >= 0:
-            self.index.remove(<uint32_t>found)
 
     cdef bint put(self, Record *record) except -1:
         if not self.index.fits(record.container, record.slot, record.length):

@@ -136,22 +136,18 @@ def load_pools(SlotAllocator allocator not None, bytes pools not None, list numb
     return None
 
 
-def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
-               uint32_t ghosts=0):
+def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
     """Restore the entries of one chunk into the index.
 
     Parameters
     ----------
     columns : list of bytes
         The hex text of key_len, key, at, len, xxh3, seq, meta_len, meta.
-    ghosts : int
-        Entries in containers below this number that the region has no more are passed over.
 
     Returns
     -------
-    str or int
-        How many entries were passed over when all was well; else what is wrong (entries before
-        it are restored).
+    str or None
+        None when all was well; else what is wrong (entries before it are restored).
     """
     cdef bytes key_len, key, at, length, check, seq, meta_len, meta
     key_len, key, at, length, check, seq, meta_len, meta = columns
@@ -167,7 +163,7 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
     cdef uint64_t key_bytes, meta_bytes, container, slot, value_bytes, total, number
     cdef uint8_t name[256]
     cdef uint8_t extra[256]
-    cdef uint32_t item, passed = 0
+    cdef uint32_t item
     if count > CHUNK_LIMIT or count == 0:
         return f"a chunk of {count} entries"
     if not (PyBytes_GET_SIZE(key_len) == 2 * count and PyBytes_GET_SIZE(at) == 12 * count
@@ -191,12 +187,9 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None,
             return f"entry {item}: names not hex"
         key_at += 2 * key_bytes
         meta_at += 2 * meta_bytes
-        if index.allocator.container_count <= container < ghosts:
-            passed += 1
-            continue
         if not index.fits(<uint32_t>container, <uint32_t>slot, value_bytes):
             return f"entry {item}: slot {slot} of container {container} is outside the geometry"
         if not index.restore_entry(name, key_bytes, extra, meta_bytes, <uint32_t>container,
                                    <uint32_t>slot, <uint32_t>value_bytes, total, number):
             return f"entry {item}: slot {slot} of container {container} is taken twice"
-    return passed
+    return None

@@ -10,6 +10,7 @@ from tablespace._core.checksum import checksum64
 from tablespace.errors import TablespaceError
 from tablespace.layout import Geometry
 from tablespace.opening import open_directory
+from tablespace.region import REGION_NAME, decode_region
 from tablespace.store import Store
 from tablespace.testing.directory import SimulatedDirectory
 from tablespace.testing.disk import Disk
@@ -91,6 +92,8 @@ class Hunt:
     recorder : Recorder
         The history; its disk's trace is replayed.
     geometry : Geometry
+        What the images are opened with, unless the history resizes the region: then its geometry
+        of that moment, and the one found on the image as well.
     limit : int
         Images a stop, at most.
     nested_limit : int
@@ -126,7 +129,7 @@ class Hunt:
     verify: bool = True
     after: Callable[[Store, Disk], None] | None = None
     report: HuntReport = field(default_factory=HuntReport)
-    _seen: set[tuple[int, int]] = field(default_factory=set)
+    _seen: set[tuple[int, int, Geometry]] = field(default_factory=set)
 
     def run(self) -> HuntReport:
         """Crash at every stop; raise Breach at the first promise broken."""
@@ -135,39 +138,45 @@ class Hunt:
         for stop in stops(self.start, disk.clock, self.stride, self.seed):
             state.advance_to(stop)
             allowed = self.recorder.allowed_at(stop)
+            wanted = self.recorder.shape_at(stop)
             self.report.stops += 1
             for choice in choices(state, self.limit, random.Random(f"{self.seed}/{stop}")):
-                self._try(state, choice, allowed)
+                image = state.image(choice)
+                self._try(state, choice, allowed, image, wanted or self.geometry)
+                found = shape_of(state.image(choice)) if wanted is not None else None
+                if found is not None and found != wanted:
+                    self._try(state, choice, allowed, state.image(choice), found)
         return self.report
 
-    def _try(self, state: DiskState, choice: Choice, allowed: Allowed) -> None:
-        image = state.image(choice)
-        mark = (digest(image), id(allowed))
+    def _try(
+        self, state: DiskState, choice: Choice, allowed: Allowed, image: Disk, shape: Geometry
+    ) -> None:
+        mark = (digest(image), id(allowed), shape)
         if mark in self._seen:
             return
         self._seen.add(mark)
         self.report.images += 1
         try:
-            values = self._recover(image, allowed)
+            values = self._recover(image, allowed, shape)
             if (
                 values is not None
                 and self.nested_limit
                 and (self.report.images % self.nested_every == 0)
             ):
-                self._crash_recovery(image, allowed, values)
+                self._crash_recovery(image, allowed, values, shape)
         except Breach as breach:
             raise Breach(
                 f"{breach}\n  crash after event {state.position} of {self.recorder.disk.clock}, "
-                f"{choice}, seed {self.seed}\n  units: {units(state)}\n"
+                f"{choice}, opened as {shape}, seed {self.seed}\n  units: {units(state)}\n"
                 f"  trace: {tail(state)}"
             ) from breach
 
-    def _recover(self, image: Disk, allowed: Allowed) -> dict[bytes, Value] | None:
+    def _recover(
+        self, image: Disk, allowed: Allowed, shape: Geometry
+    ) -> dict[bytes, Value] | None:
         """Open an image and judge what is there."""
         try:
-            store = open_simulated(
-                image, self.geometry, evict=self.recorder.evicts, verify=self.verify
-            )
+            store = open_simulated(image, shape, evict=self.recorder.evicts, verify=self.verify)
         except TablespaceError as error:
             if self.truth_only:
                 return None
@@ -184,7 +193,9 @@ class Hunt:
         self.report.states.add(content_digest(values))
         return values
 
-    def _crash_recovery(self, first: Disk, allowed: Allowed, wanted: dict[bytes, Value]) -> None:
+    def _crash_recovery(
+        self, first: Disk, allowed: Allowed, wanted: dict[bytes, Value], shape: Geometry
+    ) -> None:
         """Crash within the recovery of an image: recovering again must find the same."""
         state = DiskState(first)
         chance = random.Random(self.seed)
@@ -192,19 +203,27 @@ class Hunt:
             state.advance_to(stop)
             for choice in choices(state, self.nested_limit, chance):
                 image = state.image(choice)
-                mark = (digest(image), -id(allowed) - 1)
+                mark = (digest(image), -id(allowed) - 1, shape)
                 if mark in self._seen:
                     continue
                 self._seen.add(mark)
                 self.report.images += 1
                 self.report.nested += 1
-                values = self._recover(image, allowed)
+                values = self._recover(image, allowed, shape)
                 if values is not None and values != wanted and not self.truth_only:
                     raise Breach(
                         f"recovered again after a crash within recovery (event {stop}, {choice}) "
                         f"and found another content: {difference(wanted, values)}\n"
                         f"  recovery's trace: {tail(state)}"
                     )
+
+
+def shape_of(disk: Disk) -> Geometry | None:
+    """Return the geometry that a disk's region.json names; None where there is no sound one."""
+    try:
+        return decode_region(disk.read_file(REGION_NAME), REGION_NAME).geometry
+    except (FileNotFoundError, TablespaceError):
+        return None
 
 
 def difference(wanted: dict[bytes, Value], found: dict[bytes, Value]) -> list[bytes]:

@@ -29,7 +29,8 @@ class Event(NamedTuple):
     ----------
     kind : str
         ``write`` (submitted), ``done`` (that write completed), ``length``, ``sync``,
-        ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``.
+        ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``,
+        ``damage`` (of the medium itself, durable at once).
     node : int
         The file or directory.
     offset : int
@@ -159,6 +160,11 @@ class Disk:
         else:
             live.extend(bytes(size_bytes - len(live)))
         self.trace.append(Event("length", node, size_bytes))
+
+    def damage(self, node: int, offset: int, data: bytes) -> None:
+        """Let the medium go bad: bytes change behind everybody's back, durable or not."""
+        self.files[node][offset : offset + len(data)] = data
+        self.trace.append(Event("damage", node, offset, data))
 
     def sync_file(self, node: int, label: str) -> int:
         """Make a file's completed writes durable; return 0 or -errno.

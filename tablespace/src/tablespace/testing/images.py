@@ -133,8 +133,27 @@ class DiskState:
             self.pending.append(Unit("length", node, event.offset))
         elif event.kind == "names":
             self.pending.append(Unit("names", node, names=event.names))
+        elif event.kind == "damage":
+            self._damage(event)
         elif not self._ignored(event):
             self._settle(event)
+
+    def _damage(self, event: Event) -> None:
+        """Change bytes of the medium, and of the writes on their way to it."""
+        end = event.offset + len(event.data)
+        durable = self.durable.setdefault(event.node, bytearray())
+        reached = event.data[: max(0, len(durable) - event.offset)]
+        durable[event.offset : event.offset + len(reached)] = reached
+        for unit in self.pending:
+            if unit.node != event.node or unit.kind != "data":
+                continue
+            first = max(unit.offset, event.offset)
+            last = min(unit.offset + len(unit.data), end)
+            if first < last:
+                data = bytearray(unit.data)
+                piece = event.data[first - event.offset : last - event.offset]
+                data[first - unit.offset : last - unit.offset] = piece
+                unit.data = bytes(data)
 
     def _ignored(self, event: Event) -> bool:
         if self.ignore_sync is None or self.position <= self.ignore_from:

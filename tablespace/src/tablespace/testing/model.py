@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tablespace.errors import TablespaceError
+from tablespace.layout import Geometry, container_name
+from tablespace.resize import CONTAINERS
 from tablespace.store import Store
 from tablespace.testing.disk import Disk
 
@@ -49,6 +51,9 @@ class Recorder:
         self.moments: list[Moment] = [Moment(0, {})]
         self.ever: dict[bytes, set[bytes]] = {}
         self.failures: list[BaseException] = []
+        # (clock, geometry): what the region is opened with from that reading on.
+        self.shapes: list[tuple[int, Geometry]] = []
+        self._gone: Allowed = {}
 
     @property
     def allowed(self) -> Allowed:
@@ -145,6 +150,57 @@ class Recorder:
             return False
         self._date(self.allowed)
         return True
+
+    def damage(self, key: bytes) -> bool:
+        """Flip a bit of a value on the medium: from now on the key is a miss.
+
+        Returns
+        -------
+        bool
+            False where there is nothing to damage.
+        """
+        store = self._need()
+        entry = store.stat(key)
+        if entry is None or not entry.length:
+            return False
+        allocator = store._index.allocator
+        slot_bytes = allocator.pool_stats()[allocator.pool_of_container(entry.container)][0]
+        node = self.disk.find(f"{CONTAINERS}/{container_name(entry.container)}")
+        assert node is not None
+        offset = entry.slot * slot_bytes + entry.seq % entry.length
+        self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
+        self.disk.damage(node, offset, bytes([self.disk.files[node][offset] ^ 1]))
+        self._date({**self.allowed, key: _MISS})
+        return True
+
+    def begin_resize(self, geometry: Geometry, *, clean: bool = True) -> None:
+        """End the store (by its death unless `clean`); the next opening is of another shape.
+
+        Entries in containers that are to go may or may not be there until `end_resize`; all
+        others stay.
+        """
+        store = self._need()
+        places = {key: entry.container for key in store if (entry := store.stat(key))}
+        gone = {key for key, container in places.items() if container >= geometry.containers}
+        if clean:
+            self.call("close")
+        else:
+            self.disk.locks.clear()
+        self._gone = dict.fromkeys(gone, _MISS)
+        self._date({**self.allowed, **{key: self.allowed.get(key, _MISS) | _MISS for key in gone}})
+        self.shapes.append((self.disk.clock, geometry))
+
+    def end_resize(self) -> None:
+        """The region is open in its new shape: what lay in removed containers is gone for good."""
+        self._date({**self.allowed, **self._gone})
+
+    def shape_at(self, clock: int) -> Geometry | None:
+        """Return the geometry that the region is opened with at a clock reading, if recorded."""
+        found = None
+        for dated, geometry in self.shapes:
+            if dated <= clock:
+                found = geometry
+        return found
 
     def _failed(self, error: BaseException, during: Allowed) -> None:
         self.failures.append(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tablespace.layout import Geometry
 from tablespace.testing.crash import open_simulated
@@ -17,10 +17,17 @@ POWER_LOSS_CHOICES = 16
 LENGTHS = (0, 1, 17, 511, 512, 513, 3000, 4095, 4096)
 
 
-def value_of(number: int, slot_bytes: int = 4096) -> bytes:
-    """Return a value that no other number gives, of a length drawn by the number."""
+def value_of(number: int, slot_sizes: Sequence[int] = (4096,)) -> bytes:
+    """Return a value that no other number gives, of a length drawn by the number.
+
+    With several slot sizes each pool gets its share.
+    """
     chance = random.Random(number)
-    length = min(chance.choice(LENGTHS), slot_bytes)
+    length = min(chance.choice(LENGTHS), slot_sizes[0])
+    pool = chance.randrange(len(slot_sizes)) if len(slot_sizes) > 1 else 0
+    if pool:
+        below, size = slot_sizes[pool - 1 : pool + 1]
+        length = chance.choice((below + 1, (below + size) // 2, size - 1, size))
     return (b"%d;" % number * length)[:length] if length else b""
 
 
@@ -67,10 +74,8 @@ class Workload:
 
     def put(self, *keys: bytes) -> bool:
         """Put a new value under each key, in one commit."""
-        slot_bytes = self.geometry.slot_bytes
-        return self.recorder.put_many(
-            [(key, value_of(next(self.numbers), slot_bytes)) for key in keys]
-        )
+        sizes = self.geometry.slot_sizes
+        return self.recorder.put_many([(key, value_of(next(self.numbers), sizes)) for key in keys])
 
     def delete(self, *keys: bytes) -> bool:
         """Delete keys in one commit."""
@@ -89,6 +94,36 @@ class Workload:
         """Let the process die (no power loss) and open again on what is visible."""
         self.disk.locks.clear()
         self.open()
+
+    def damage(self, *keys: bytes, seen: bool = True) -> int:
+        """Damage the values of keys on the medium; return how many there were.
+
+        Parameters
+        ----------
+        seen : bool
+            Whether the store reads them now: it drops them and takes their slots out of use.
+        """
+        found = sum(self.recorder.damage(key) for key in keys)
+        if seen:
+            self.recorder.get_many(keys)
+        return found
+
+    def resize(self, geometry: Geometry, *, clean: bool = True) -> None:
+        """Open the region in another shape; what lies in containers that stay is kept.
+
+        Parameters
+        ----------
+        clean : bool
+            Whether the store is closed before; otherwise its process dies.
+        """
+        self.recorder.begin_resize(geometry, clean=clean)
+        self.geometry = geometry
+        self.open()
+        self.recorder.end_resize()
+        store = self.recorder.store
+        assert store is not None
+        audit(store, recovered=True)
+        self.recorder.judge(read_all(store, self.recorder.keys), self.recorder.allowed)
 
     def power_loss(self, seed: int, *, choice: Choice | None = None) -> Choice:
         """Let the power fail now, recover, judge, and go on with what was recovered.
@@ -114,10 +149,32 @@ class Workload:
         values = read_all(store, recorder.keys)
         recorder.judge(values, allowed)
         recorder.moments = [Moment(0, {key: frozenset({value}) for key, value in values.items()})]
+        recorder.shapes = [(0, self.geometry)] if recorder.shapes else []
         return choice
 
-    def random(self, count: int, keys: list[bytes], *, reopen: bool = True) -> None:
-        """Do `count` operations drawn by the seed."""
+    def random(
+        self,
+        count: int,
+        keys: list[bytes],
+        *,
+        reopen: bool = True,
+        shapes: Sequence[Geometry] = (),
+        damage: bool = False,
+        clean: bool = True,
+    ) -> None:
+        """Do `count` operations drawn by the seed.
+
+        Parameters
+        ----------
+        reopen : bool
+            Whether stores are closed and opened, or die, on the way.
+        shapes : sequence of Geometry
+            What the region may be resized to.
+        damage : bool
+            Whether values go bad on the medium.
+        clean : bool
+            Whether stores are always closed before a resize.
+        """
         actions: list[tuple[float, Callable[[], object]]] = [
             (0.5, lambda: self.put(*self.chance.sample(keys, self.chance.randint(1, 3)))),
             (0.1, lambda: self.put(self.chance.choice(keys))),
@@ -126,6 +183,22 @@ class Workload:
             (0.05, self.reopen if reopen else self.snapshot),
             (0.05, self.crash if reopen else self.snapshot),
         ]
+        if shapes:
+            actions.append((0.1, lambda: self._resize_to_one_of(shapes, clean)))
+        if damage:
+            actions.append((0.1, lambda: self._damage_one_of(keys)))
         weights = [weight for weight, _ in actions]
         for _ in range(count):
             self.chance.choices([action for _, action in actions], weights)[0]()
+
+    def _resize_to_one_of(self, shapes: Sequence[Geometry], clean: bool) -> None:
+        sizes = set(self.geometry.slot_sizes)
+        fits = [shape for shape in shapes if sizes <= set(shape.slot_sizes)]
+        self.resize(self.chance.choice(fits), clean=clean or self.chance.random() < 0.5)
+
+    def _damage_one_of(self, keys: list[bytes]) -> None:
+        store = self.recorder.store
+        assert store is not None
+        there = [key for key in keys if key in store]
+        if there:
+            self.damage(self.chance.choice(there), seen=self.chance.random() < 0.7)
