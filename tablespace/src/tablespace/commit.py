@@ -122,10 +122,9 @@ class Committer:
         self._queue.run(request)
 
     def _share_limit(self) -> int:
-        """Requests share a commit only while all of it is sure to find room at once."""
-        pools = range(self.allocator.pool_count)
-        room = min(self.allocator.pool_capacity(pool) for pool in pools)
-        return min(MAX_GROUP_BLOCKS, room // 4)
+        """Requests share a commit up to a part of the region, so that small ones take turns."""
+        fewest = self.allocator.container_count * self.allocator.fewest_slots()
+        return min(MAX_GROUP_BLOCKS, fewest // 4)
 
     def close(self, reason: str) -> None:
         """Refuse every later request, once those before are done."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tablespace.commit import Barrier, Committer
 from tablespace.io.directory import Directory
-from tablespace.journal import JOURNAL_BACKUP_NAME, rotate_journal
+from tablespace.journal import JOURNAL_BACKUP_NAME, install_journal, stage_journal
 from tablespace.region import Region
 from tablespace.snapshot import (
     SNAPSHOT_BACKUP_NAME,
@@ -118,11 +118,12 @@ class Compactor:
             )
         records = old.read_from(capture.journal_bytes)
         assert capture.source is not None
+        # A disk too full for this much is found out while nothing has changed.
+        journal = stage_journal(self._directory, self._region, capture.source.seq + 1, records)
         try:
             install_snapshot(self._directory)
-            committer.journal = rotate_journal(
-                self._directory, self._region, capture.source.seq + 1, records
-            )
+            install_journal(self._directory, keep_old=True)
+            committer.journal = journal
         except OSError as error:
             raise committer.fail(error) from error
         except BaseException as error:

@@ -87,12 +87,13 @@ def identify_by_journal(directory: Directory) -> Region | None:
             line = device.read_at(0, min(device.size_bytes, MAX_LINE_BYTES)).split(b"\n", 1)[0]
         finally:
             device.close()
+        check_version(line, device.path, "journal")
         try:
             header = decode_line(line, _HeaderLine)
             shape = Geometry(header.slot_bytes, header.container_bytes, header.containers)
         except ValueError:
             continue
-        if is_whole(line):
+        if is_whole(line) and header.tablespace == "journal":
             return Region(header.region, shape)
     return None
 
@@ -133,26 +134,50 @@ class Journal:
         self.device.close()
 
 
-def create_journal(
+def stage_journal(
     directory: Directory, region: Region, base_seq: int, records: bytes = b""
 ) -> Journal:
-    """Write a journal under its own name, replacing the one there, durable before it counts.
-
-    The new file is a new inode: written and synced under a temporary name, renamed, the
-    directory synced.
-    """
+    """Write a journal under its temporary name, durably. A failure here changes nothing."""
     directory.unlink(JOURNAL_NEW_NAME)
     device = directory.open(JOURNAL_NEW_NAME, create=True, exclusive=True)
     try:
         device.append(encode_header(region, base_seq) + records)
         device.sync_data()
-        directory.rename(JOURNAL_NEW_NAME, JOURNAL_NAME)
-        directory.sync()
     except BaseException:
         device.close()
         directory.unlink(JOURNAL_NEW_NAME)
         raise
     return Journal(device, base_seq)
+
+
+def install_journal(directory: Directory, keep_old: bool) -> None:
+    """Put the staged journal in place, the old one to .bak where it is to be kept.
+
+    A failure here is final: which names are durable is not known.  The backup with the snapshot
+    before, and the new journal with the snapshot in place, each tell everything.
+    """
+    if keep_old and directory.exists(JOURNAL_NAME):
+        directory.link(JOURNAL_NAME, JOURNAL_BACKUP_NAME)
+        directory.sync()
+    directory.rename(JOURNAL_NEW_NAME, JOURNAL_NAME)
+    directory.sync()
+
+
+def create_journal(
+    directory: Directory,
+    region: Region,
+    base_seq: int,
+    records: bytes = b"",
+    keep_old: bool = False,
+) -> Journal:
+    """Write a journal and put it in place: a new inode, durable before its name counts."""
+    journal = stage_journal(directory, region, base_seq, records)
+    try:
+        install_journal(directory, keep_old)
+    except BaseException:
+        journal.close()
+        raise
+    return journal
 
 
 def keep_journal(directory: Directory, base_seq: int, size_bytes: int) -> Journal:
@@ -165,17 +190,3 @@ def keep_journal(directory: Directory, base_seq: int, size_bytes: int) -> Journa
         device.close()
         raise
     return Journal(device, base_seq)
-
-
-def rotate_journal(
-    directory: Directory, region: Region, base_seq: int, records: bytes = b""
-) -> Journal:
-    """Start a new journal with the records from `base_seq` on; the old one becomes the backup.
-
-    The backup with the snapshot before, and the new journal with the snapshot in place, each
-    tell everything.
-    """
-    if directory.exists(JOURNAL_NAME):
-        directory.link(JOURNAL_NAME, JOURNAL_BACKUP_NAME)
-        directory.sync()
-    return create_journal(directory, region, base_seq, records)

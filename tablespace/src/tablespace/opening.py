@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
@@ -39,14 +40,16 @@ from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
 from tablespace.store import Store
 
 logger = logging.getLogger("tablespace")
+DEFAULT_MAX_BYTES = "64G"
+DEFAULT_SLOT_BYTES = "64K"
 
 
 def open_store(
     path: str | os.PathLike[str],
     *,
-    max_bytes: int | str = "64G",
+    max_bytes: int | str | None = None,
     container_bytes: int | str | None = None,
-    slot_bytes: int | str | Sequence[int | str] = "64K",
+    slot_bytes: int | str | Sequence[int | str] | None = None,
     create: bool = True,
     io_mode: str = "auto",
     io_engine: str = "auto",
@@ -62,15 +65,16 @@ def open_store(
     ----------
     path : path
         The region's directory.
-    max_bytes : int or str
-        Budget for containers, rounded down to whole ones. An existing region is grown or shrunk
-        to it: data is kept as far as it fits.
+    max_bytes : int or str, optional
+        Budget for containers, rounded down to whole ones; 64 GiB for a new region. An existing
+        region is grown or shrunk to it, data kept as far as it fits; without it, it stays as it
+        is.
     container_bytes : int or str, optional
         Size of a container file; by default that of the existing region, or 1 GiB, or a quarter
         of `max_bytes` if that is less.
-    slot_bytes : int, str or sequence of them
-        Sizes of slots, multiples of 4 KiB. A value goes to the smallest slot that holds it; one
-        larger than the largest is refused. Sizes may be added when reopening, never taken away.
+    slot_bytes : int, str or sequence of them, optional
+        Sizes of slots (64 KiB for a new region), multiples of 4 KiB. A value goes to the
+        smallest slot that holds it; one larger than the largest is refused. Sizes may be added when reopening, never taken away.
     create : bool
         Whether to make the region when it does not exist.
     io_mode : {"auto", "direct", "buffered"}
@@ -100,7 +104,11 @@ def open_store(
     _check_choice("on_full", on_full, ("reject", "evict"))
     _check_choice("eviction", eviction, ("lru",))
     directory = PosixDirectory(path)
-    geometry = plan_geometry(max_bytes, container_bytes, slot_bytes)
+    geometry = plan_geometry(
+        DEFAULT_MAX_BYTES if max_bytes is None else max_bytes,
+        container_bytes,
+        DEFAULT_SLOT_BYTES if slot_bytes is None else slot_bytes,
+    )
     return open_directory(
         directory,
         geometry,
@@ -111,8 +119,26 @@ def open_store(
         verify=verify,
         evict=on_full == "evict",
         break_lock=break_lock,
-        budget_bytes=parse_size(max_bytes) if container_bytes is None else None,
+        keep=Keep(
+            max_bytes is None,
+            container_bytes is None,
+            slot_bytes is None,
+            0 if max_bytes is None else parse_size(max_bytes),
+        ),
     )
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What an existing region keeps of its own, because the caller said nothing of it.
+
+    `budget_bytes` is what `max_bytes` asks for, to be filled with containers of the region's size.
+    """
+
+    budget: bool = False
+    container_bytes: bool = False
+    slot_sizes: bool = False
+    budget_bytes: int = 0
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -131,34 +157,34 @@ def open_directory(
     verify: bool = True,
     evict: bool = False,
     break_lock: bool = False,
-    budget_bytes: int | None = None,
+    keep: Keep | None = None,
 ) -> Store:
-    """Open a region over any `Directory`; `open_store` gives the real one.
-
-    With `budget_bytes` an existing region keeps its container size and gets as many as fit.
-    """
+    """Open a region over any `Directory`; `open_store` gives the real one."""
     if not create and not directory.exists(REGION_NAME):
         raise FileNotFoundError(errno.ENOENT, "no region here (and create=False)", directory.path)
     directory.make("")
     lock = RegionLock(directory, break_lock)
     devices: list[Device] = []
     try:
-        region = _read_or_begin(directory, lock, recover_mode)
+        notes: list[str] = []
+        region = _read_or_begin(directory, lock, recover_mode, notes)
         directory.make(CONTAINERS)
         choice = choose_io(directory, io_mode, io_engine)
         if region is None:
             region = new_region(geometry)
             recovered = _create(directory, region, lock, choice, devices)
+            recovered.report.emptied = bool(notes)
         else:
             surplus = remove_surplus_containers(directory, region.geometry)
             _open_containers(directory, region, choice, devices, recover_mode)
             recovered = recover(directory, region, recover_mode)
             recovered.report.leftovers += surplus
-            wanted = _fit(region, geometry, budget_bytes)
+            wanted = _fit(region, geometry, keep or Keep())
             if wanted != region.geometry:
                 region, recovered = _resize(
                     directory, lock, region, wanted, recovered, choice, devices, recover_mode
                 )
+        recovered.report.notes[:0] = notes
         store = Store(
             directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
         )
@@ -172,18 +198,21 @@ def open_directory(
     return store
 
 
-def _fit(region: Region, geometry: Geometry, budget_bytes: int | None) -> Geometry:
+def _fit(region: Region, geometry: Geometry, keep: Keep) -> Geometry:
     """Return the geometry a region is to have from now on."""
     have = region.geometry
-    if budget_bytes is None:
-        return geometry
-    containers = budget_bytes // have.container_bytes
-    if containers == 0:
+    sizes = have.slot_sizes if keep.slot_sizes else geometry.slot_sizes
+    size = have.container_bytes if keep.container_bytes else geometry.container_bytes
+    if keep.budget:
+        return Geometry(sizes, size, have.containers)
+    if not keep.container_bytes:
+        return Geometry(sizes, size, geometry.containers)
+    if keep.budget_bytes < size:
         raise ValueError(
-            f"max_bytes={budget_bytes} is less than one container of the existing region "
-            f"({have.container_bytes} bytes). Remedy: a larger max_bytes, or another directory"
+            f"max_bytes={keep.budget_bytes} is less than one container of the existing region "
+            f"({size} bytes). Remedy: a larger max_bytes, or another directory"
         )
-    return Geometry(geometry.slot_sizes, have.container_bytes, containers)
+    return Geometry(sizes, size, keep.budget_bytes // size)
 
 
 def _resize(
@@ -218,8 +247,10 @@ def _resize(
     return region, again
 
 
-def _read_or_begin(directory: Directory, lock: RegionLock, mode: str) -> Region | None:
-    """Return the region there is, or None where one is to be made."""
+def _read_or_begin(
+    directory: Directory, lock: RegionLock, mode: str, notes: list[str]
+) -> Region | None:
+    """Return the region there is, or None where one is to be made; say what was out of order."""
     if lock.device is None or lock.device.size_bytes == 0:
         problem: CorruptionError | None = None
     else:
@@ -229,7 +260,7 @@ def _read_or_begin(directory: Directory, lock: RegionLock, mode: str) -> Region 
             problem = error
         else:
             return region
-    if not _holds_records(directory) or mode == "empty":
+    if not _holds_records(directory):
         return None
     problem = problem or CorruptionError(
         f"{directory.path}/{REGION_NAME}",
@@ -237,10 +268,13 @@ def _read_or_begin(directory: Directory, lock: RegionLock, mode: str) -> Region 
         "the region's identity (its journal is there)",
         "an empty file",
     )
+    if mode == "empty":
+        notes.append(f"started empty: {problem}")
+        return None
     known = identify_by_journal(directory) if mode == "salvage" else None
     if known is None:
         raise problem
-    logger.warning("%s; identity taken from the journal", problem)
+    notes.append(f"{problem}; the identity was taken from the journal")
     lock.write(known)
     directory.sync()
     return known
@@ -292,6 +326,8 @@ def _create(
         )
     _make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
+    for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
+        directory.unlink(name)  # Of a region that was here before.
     lock.write(region)
     directory.sync()
     return Recovered(

@@ -24,8 +24,9 @@ from tablespace.journal import (
     JournalHead,
     create_journal,
     decode_header,
+    install_journal,
     keep_journal,
-    rotate_journal,
+    stage_journal,
 )
 from tablespace.region import Region
 from tablespace.snapshot import (
@@ -167,7 +168,7 @@ class _Recovery:
             size = stage_snapshot(self.directory, self.region, capture_index(index, replay.seq))
             install_snapshot(self.directory, keep_old=self.report.source == SNAPSHOT_NAME)
         if self.report.damaged_lines:
-            journal = rotate_journal(self.directory, self.region, replay.seq + 1)
+            journal = create_journal(self.directory, self.region, replay.seq + 1, keep_old=True)
         else:
             journal = self.rewrite_journal(base_seq, records)
         return Recovered(index, journal, replay.seq, self.report, size)
@@ -179,13 +180,19 @@ class _Recovery:
         failed sync of an earlier process, but lets the region be opened and keys be deleted.
         """
         try:
-            return create_journal(self.directory, self.region, base_seq, records)
+            journal = stage_journal(self.directory, self.region, base_seq, records)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if not full or self.sound_bytes is None or self.report.source != SNAPSHOT_NAME:
                 raise
             self.report.notes.append(f"the disk is full ({error}): {JOURNAL_NAME} kept in place")
             return keep_journal(self.directory, base_seq, self.sound_bytes)
+        try:
+            install_journal(self.directory, keep_old=False)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
 
     def snapshot_size(self) -> int:
         if not self.directory.exists(SNAPSHOT_NAME):

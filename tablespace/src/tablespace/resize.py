@@ -12,7 +12,7 @@ import re
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.io.directory import Directory
-from tablespace.journal import JOURNAL_BACKUP_NAME, rotate_journal
+from tablespace.journal import JOURNAL_BACKUP_NAME, create_journal
 from tablespace.layout import Geometry, container_name
 from tablespace.recovery import Recovered
 from tablespace.region import Region, RegionLock
@@ -59,7 +59,7 @@ def shrink_index(
     stage_snapshot(directory, region, capture_index(recovered.index, recovered.seq))
     install_snapshot(directory)
     recovered.journal.close()
-    recovered.journal = rotate_journal(directory, region, recovered.seq + 1)
+    recovered.journal = create_journal(directory, region, recovered.seq + 1, keep_old=True)
     # No file may name a container that is going: it might come back as another one.
     for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
         directory.unlink(name)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from tablespace._core.key_index import KeyIndex
 from tablespace.recovery import RecoveryReport
+
+if TYPE_CHECKING:
+    import numpy
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,49 @@ class StoreStats:
     failed: str | None
     recovery: RecoveryReport
     choices: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Counts:
+    """What callers asked of a store; added to under one lock."""
+
+    puts: int = 0
+    gets: int = 0
+    hits: int = 0
+    corrupt: int = 0
+    read_errors: int = 0
+    bytes_read: int = 0
+
+
+def slot_counts(index: KeyIndex) -> dict[str, int]:
+    """Return the accounting of a region's slots."""
+    allocator = index.allocator
+    capacity = allocator.capacity
+    counts = {
+        "free": allocator.free_count,
+        "live": index.live_count,
+        "limbo": index.limbo_count,
+        "quarantined": allocator.quarantined_count,
+    }
+    # A slot in none of these states is reserved by a commit under way.
+    return {**counts, "capacity": capacity, "reserved": capacity - sum(counts.values())}
+
+
+def entry_array(index: KeyIndex) -> numpy.ndarray[Any, Any]:
+    """Return an index's entries as a structured array, see `Store.entries`."""
+    import numpy
+
+    keys, containers, slots, lengths, checks, seqs, sizes = index.columns()
+    columns: list[tuple[str, Any, list[Any]]] = [
+        ("key", object, list(keys)),
+        ("container", "u4", list(containers)),
+        ("slot", "u4", list(slots)),
+        ("length", "u4", list(lengths)),
+        ("slot_bytes", "u4", list(sizes)),
+        ("checksum", "u8", list(checks)),
+        ("seq", "u8", list(seqs)),
+    ]
+    out = numpy.empty(len(keys), dtype=[(name, kind) for name, kind, _ in columns])
+    for name, _, column in columns:
+        out[name] = column
+    return out

@@ -1,4 +1,7 @@
-"""The store: a region's public face."""
+"""The store: a region's public face.
+
+Long because the surface is: one short method a call, most of it what the call promises.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
-from tablespace.stats import Entry, PoolStats, StoreStats
+from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
 
 if TYPE_CHECKING:
     import numpy
@@ -91,8 +94,7 @@ class Store:
         self._closed: str | None = None
         self._closing = threading.Lock()
         self._counting = threading.Lock()
-        self._puts = self._gets = self._hits = self._corrupt = self._read_errors = 0
-        self._bytes_read = 0
+        self._counts = Counts()
         fork.watch(self)
 
     # Writing.
@@ -122,9 +124,7 @@ class Store:
             The write failed; nothing was stored.
         """
         self._check_open()
-        request = PutRequest(self._slot_bytes, 1)
-        self._add(request, (key, value, metadata))
-        if not self._commit(request)[0]:
+        if not self._put_group([(key, value, metadata)])[0]:
             raise FullError(
                 f"region {self._directory.path} is full: {self._index.live_count} live of "
                 f"{self._index.allocator.capacity} slots, none free for a value of this size. "
@@ -163,12 +163,14 @@ class Store:
         return out
 
     def _put_group(self, batch: list[Sequence[Any]]) -> list[bool]:
-        request = PutRequest(self._slot_bytes, len(batch))
-        for item in batch:
-            self._add(request, item)
-        out = self._commit(request)
+        out = self._commit(self._request(batch))
         # Where some found no room and others were stored, slots have been overwritten or may be
         # evicted since: try again as long as that gets on.
+        if self._committer.evict and not any(out):
+            # Others of the same commit took what was made free; alone there is room.
+            request = self._request(batch)
+            request.joins = False
+            out = self._commit(request)
         if any(out) and not all(out):
             newest = {item[0]: at for at, item in enumerate(batch) if out[at]}
             left = []
@@ -182,12 +184,15 @@ class Store:
                 out[at] = stored
         return out
 
-    def _add(self, request: PutRequest, item: Sequence[Any]) -> None:
+    def _request(self, batch: list[Sequence[Any]]) -> PutRequest:
+        request = PutRequest(self._slot_bytes, len(batch))
         try:
-            request.add(*item)
+            for item in batch:
+                request.add(*item)
         except BaseException:
             request.release()
             raise
+        return request
 
     def _commit(self, request: PutRequest) -> list[bool]:
         try:
@@ -197,7 +202,7 @@ class Store:
         self._compactor.consider()
         out = request.outcome()
         with self._counting:
-            self._puts += sum(out)
+            self._counts.puts += sum(out)
         return out
 
     def delete(self, key: bytes) -> bool:
@@ -296,11 +301,11 @@ class Store:
         self._readers.give(context)
         out, suspects, error = batch.finish()
         with self._counting:
-            self._gets += len(keys)
-            self._hits += batch.hits
-            self._bytes_read += batch.bytes_read
-            first_error = error and not self._read_errors
-            self._read_errors += bool(error)
+            self._counts.gets += len(keys)
+            self._counts.hits += batch.hits
+            self._counts.bytes_read += batch.bytes_read
+            first_error = error and not self._counts.read_errors
+            self._counts.read_errors += bool(error)
         if first_error:
             logger.warning(
                 "%s: a read failed (%s) and was a miss; said once, counted in read_errors",
@@ -314,7 +319,7 @@ class Store:
     def _drop(self, key: bytes, seq: int) -> None:
         """Forget a damaged value; its record follows in the next commit, its slot rests."""
         with self._counting:
-            self._corrupt += 1
+            self._counts.corrupt += 1
         where = self._index.drop_corrupt(key, seq)
         if where is not None:
             self._committer.dropped.append((key, *where))
@@ -369,34 +374,8 @@ class Store:
             Fields ``key`` (object, bytes), ``container`` and ``slot`` (uint32), ``length`` and
             ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq`` (uint64).
         """
-        import numpy
-
         self._check_open()
-        keys, containers, slots, lengths, checks, seqs, sizes = self._index.columns()
-        out = numpy.empty(
-            len(keys),
-            dtype=[
-                ("key", object),
-                ("container", "u4"),
-                ("slot", "u4"),
-                ("length", "u4"),
-                ("slot_bytes", "u4"),
-                ("checksum", "u8"),
-                ("seq", "u8"),
-            ],
-        )
-        columns = {
-            "key": keys,
-            "container": containers,
-            "slot": slots,
-            "length": lengths,
-            "slot_bytes": sizes,
-            "checksum": checks,
-            "seq": seqs,
-        }
-        for name, column in columns.items():
-            out[name] = column
-        return out
+        return entry_array(self._index)
 
     def __contains__(self, key: bytes) -> bool:
         self._check_open()
@@ -425,39 +404,26 @@ class Store:
 
     def stats(self) -> StoreStats:
         """Return counters, slot accounting and the choices made at open."""
-        index = self._index
-        allocator = index.allocator
-        capacity = allocator.capacity
-        accounted = (
-            allocator.free_count
-            + index.live_count
-            + index.limbo_count
-            + allocator.quarantined_count
-        )
+        counts = self._counts
         failed = self._committer.failed
         return StoreStats(
-            capacity=capacity,
-            free=allocator.free_count,
-            reserved=capacity - accounted,
-            live=index.live_count,
-            limbo=index.limbo_count,
-            quarantined=allocator.quarantined_count,
+            **slot_counts(self._index),
             slot_bytes=self._slot_bytes,
-            pools=[PoolStats(*each) for each in allocator.pool_stats()],
-            puts=self._puts,
-            gets=self._gets,
-            hits=self._hits,
-            misses=self._gets - self._hits,
+            pools=[PoolStats(*each) for each in self._index.allocator.pool_stats()],
+            puts=counts.puts,
+            gets=counts.gets,
+            hits=counts.hits,
+            misses=counts.gets - counts.hits,
             evictions=self._committer.evictions,
-            corrupt=self._corrupt,
-            read_errors=self._read_errors,
+            corrupt=counts.corrupt,
+            read_errors=counts.read_errors,
             bytes_written=self._committer.bytes_written,
-            bytes_read=self._bytes_read,
+            bytes_read=counts.bytes_read,
             groups=self._committer.groups,
             compactions=self._compactor.compactions,
             journal_bytes=self._committer.journal.size_bytes,
             snapshot_bytes=self._compactor.snapshot_bytes,
-            index_bytes=index.memory_bytes(),
+            index_bytes=self._index.memory_bytes(),
             io_mode=self._io_mode(),
             io_engine=self._choice.engine,
             failed=None if failed is None else str(failed),

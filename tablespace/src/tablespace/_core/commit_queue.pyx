@@ -9,6 +9,7 @@ import threading
 from collections import deque
 
 cimport cython
+from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t
 
 
@@ -97,7 +98,13 @@ cdef class CommitQueue:
             self.commit(batch)
         except BaseException as error:
             for request in batch:
-                request.error = error
+                # What interrupts the leader's thread (a signal) is not the others' to handle.
+                if request is own or isinstance(error, Exception):
+                    request.error = error
+                else:
+                    request.error = InterruptedError(
+                        EINTR, "the commit was interrupted in the thread that led it")
+                    request.error.__cause__ = error
         for request in batch:
             request.done = True
         with self.mutex:

@@ -96,6 +96,10 @@ cdef class SlotAllocator:
                 return True
         return False
 
+    def fewest_slots(self):
+        """Return how many slots a container has in the pool of the largest ones."""
+        return self.pool_slots[self.pool_count - 1]
+
     def pool_stats(self):
         """Return (slot_bytes, containers, slots, free slots) of each pool."""
         cdef uint32_t pool

@@ -157,11 +157,11 @@ class Recorder:
         Returns
         -------
         bool
-            False where there is nothing to damage.
+            False where there is nothing to damage, or it is damaged already.
         """
         store = self._need()
         entry = store.stat(key)
-        if entry is None or not entry.length:
+        if entry is None or not entry.length or self.allowed.get(key) == _MISS:
             return False
         allocator = store._index.allocator
         slot_bytes = allocator.pool_stats()[allocator.pool_of_container(entry.container)][0]
