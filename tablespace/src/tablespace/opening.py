@@ -74,7 +74,8 @@ def open_store(
         of `max_bytes` if that is less.
     slot_bytes : int, str or sequence of them, optional
         Sizes of slots (64 KiB for a new region), multiples of 4 KiB. A value goes to the
-        smallest slot that holds it; one larger than the largest is refused. Sizes may be added when reopening, never taken away.
+        smallest slot that holds it; one larger than the largest is refused. Sizes may be added
+        when reopening, never taken away.
     create : bool
         Whether to make the region when it does not exist.
     io_mode : {"auto", "direct", "buffered"}
