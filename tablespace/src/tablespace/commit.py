@@ -273,16 +273,24 @@ class Committer:
                 return
 
     def _victims_of_a_container(self, pool: int) -> VictimList:
-        """Choose all entries of the container that holds fewest, for a pool that has none."""
-        fullest = -1
-        fewest = None
-        for container in range(self.allocator.container_count):
-            used = self.allocator.used_slots(container)
-            if self.allocator.pool_of_container(container) != pool and (
-                fewest is None or used < fewest
-            ):
-                fullest, fewest = container, used
-        return VictimList(self.index, fewest or 0, container=fullest)
+        """Choose all entries of one container, for a pool that has none.
+
+        The pool with most containers gives the one in which fewest slots are used: two pools that
+        came late would otherwise take the same container from each other in turns.
+        """
+        held = [containers for _, containers, _, _ in self.allocator.pool_stats()]
+        held[pool] = 0
+        giver = held.index(max(held))
+        fewest = min(
+            (
+                (self.allocator.used_slots(container), container)
+                for container in range(self.allocator.container_count)
+                if self.allocator.pool_of_container(container) == giver
+            ),
+            default=(0, -1),
+        )
+        used, container = fewest
+        return VictimList(self.index, used, container=container)
 
     def _evict_now(self, victims: VictimList) -> None:
         writer, seq, group, drops = self._begin_group()

@@ -119,7 +119,7 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        return self.device.size_bytes
+        return self.device.end_bytes
 
     @property
     def path(self) -> str:
@@ -128,9 +128,15 @@ class Journal:
 
     def read_from(self, offset_bytes: int) -> bytes:
         """Return what was appended from an offset on."""
-        return self.device.read_at(offset_bytes, self.device.size_bytes - offset_bytes)
+        return self.device.read_at(offset_bytes, self.device.end_bytes - offset_bytes)
 
-    def close(self) -> None:
+    def close(self, tidy: bool = True) -> None:
+        """Close the file; when `tidy`, without its filler, so that `cat` shows history alone."""
+        try:
+            if tidy and not self.device.closed and self.device.end_bytes < self.device.size_bytes:
+                self.device.truncate(self.device.end_bytes)
+        except OSError:
+            pass  # Blank lines are filler to every reader.
         self.device.close()
 
 
@@ -140,6 +146,7 @@ def stage_journal(
     """Write a journal under its temporary name, durably. A failure here changes nothing."""
     directory.unlink(JOURNAL_NEW_NAME)
     device = directory.open(JOURNAL_NEW_NAME, create=True, exclusive=True)
+    device.filler_bytes = directory.filler_bytes
     try:
         device.append(encode_header(region, base_seq) + records)
         device.sync_data()
@@ -183,6 +190,7 @@ def create_journal(
 def keep_journal(directory: Directory, base_seq: int, size_bytes: int) -> Journal:
     """Go on with the journal in place, its tail cut, where the disk has no room for a new one."""
     device = directory.open(JOURNAL_NAME)
+    device.filler_bytes = directory.filler_bytes
     try:
         device.truncate(size_bytes)
         device.sync_data()

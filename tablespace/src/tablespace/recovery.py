@@ -305,14 +305,20 @@ class _Recovery:
         while True:
             at = replay.feed(data, at)
             if at >= len(data):
-                return data[start:at]
+                return _without_filler(data[start:at])
             torn = last and not later_group_follows(data, at, replay.place)
             if torn:
                 self.report.torn_bytes += len(data) - at
-                return data[start:at]
+                return _without_filler(data[start:at])
             if not self.lenient:
                 raise CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
             self.report.damaged_lines += 1
             self.report.notes.append(f"{path}: skipped the record at byte {at}: {replay.problem}")
             replay.lenient = True
             at = next_record(data, at)
+
+
+def _without_filler(records: bytes) -> bytes:
+    """Return records without the newlines that were laid ahead of more."""
+    kept = records.rstrip(b"\n")
+    return kept + b"\n" if kept else b""

@@ -495,7 +495,7 @@ class Store:
         finally:
             self._committer.close(self._closed)
             self._readers.close(self._closed)
-            self._committer.journal.close()
+            self._committer.journal.close(tidy=self._committer.failed is None)
             for device in self._devices:
                 device.close()
             if not self._committer.stuck:

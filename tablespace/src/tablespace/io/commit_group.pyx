@@ -48,7 +48,7 @@ cdef enum:
 
 cdef int append_durably(Device journal, LineWriter writer, int *code) noexcept nogil:
     """Append the lines and sync; return the stage reached, with its -errno in `code`."""
-    cdef uint64_t before = journal.size_bytes
+    cdef uint64_t before = journal.end()
     cdef int cut
     if writer.used == 0:
         return STAGE_DONE

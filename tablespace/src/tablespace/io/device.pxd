@@ -18,12 +18,16 @@ cdef class Device:
     cdef readonly uint32_t memory_alignment_bytes  # of buffer addresses
     cdef readonly bint direct                      # O_DIRECT in force
     cdef readonly bint closed
+    cdef uint64_t slack_bytes                      # filler at the end, to be written over
+    cdef public uint32_t filler_bytes              # how much of it is laid at a time; 0: none
     cdef int fd                                    # owned by the subclass; -1 where there is none
     # Checked; what the engine calls.
     cdef int64_t read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int64_t write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int sync(self) noexcept nogil
     cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil
+    cdef uint64_t end(self) noexcept nogil
+    cdef void lay_filler(self) noexcept nogil
     cdef int cut(self, uint64_t size_bytes) noexcept nogil
     # Hooks: what a kind of device overrides. They return bytes (or 0), or -errno.
     cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil

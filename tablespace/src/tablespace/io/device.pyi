@@ -10,6 +10,9 @@ class Device:
     alignment_bytes: int
     memory_alignment_bytes: int
     direct: bool
+    filler_bytes: int
+    @property
+    def end_bytes(self) -> int: ...
     closed: bool
     def read_at(self, offset: int, length: int) -> bytes: ...
     def write_at(self, offset: int, data: Buffer) -> None: ...

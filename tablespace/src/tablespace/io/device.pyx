@@ -11,6 +11,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOSYS, ENXIO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+cdef char[65536] FILLER
+memset(FILLER, 10, sizeof(FILLER))
 
 # A transfer that stays short this often in a row is an error, not a slow disk.
 cdef int MAX_PIECES = 64
@@ -120,22 +124,50 @@ cdef class Device:
             return -ENXIO
         return self.do_sync()
 
-    cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil:
-        """Write at the end of the file, which grows by it; return the bytes, or -errno.
+    cdef uint64_t end(self) noexcept nogil:
+        """Where the next append goes: the file's length less its filler."""
+        return self.size_bytes - self.slack_bytes
 
-        On an error the file's length is undefined; `size_bytes` is the length before.
+    cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil:
+        """Write at the end, over filler where there is some; return the bytes, or -errno.
+
+        On an error what lies behind the end is undefined; `cut` removes it.
         """
-        cdef uint64_t start = self.size_bytes
+        cdef uint64_t start = self.end()
         cdef int64_t code
         if self.closed:
             return -ENXIO
         if length == 0:
             return 0
+        if length > self.slack_bytes and self.filler_bytes:
+            self.lay_filler()
         code = self.finish(IO_WRITE, <void *>buffer, length, start,
                            self.do_write(buffer, length, start))
-        if code >= 0:
+        if code < 0:
+            return code
+        if length <= self.slack_bytes:
+            self.slack_bytes -= length
+        else:
             self.size_bytes = start + length
+            self.slack_bytes = 0
         return code
+
+    cdef void lay_filler(self) noexcept nogil:
+        """Write newlines behind the end, so that the appends to come change no length.
+
+        A sync after a growing append also writes the file's new length.  Where there is no room
+        the file simply grows.
+        """
+        cdef uint64_t at = self.size_bytes
+        cdef size_t left = self.filler_bytes, piece
+        while left:
+            piece = min(left, sizeof(FILLER))
+            if self.finish(IO_WRITE, FILLER, piece, at, self.do_write(FILLER, piece, at)) < 0:
+                return
+            at += piece
+            left -= piece
+            self.size_bytes += piece
+            self.slack_bytes += piece
 
     cdef int cut(self, uint64_t size_bytes) noexcept nogil:
         """Shorten the file, durably; 0, or -errno."""
@@ -144,6 +176,8 @@ cdef class Device:
             return -ENXIO
         code = self.do_truncate(size_bytes)
         if code == 0:
+            self.size_bytes = size_bytes
+            self.slack_bytes = 0
             code = self.do_sync()
         return code
 
@@ -174,9 +208,9 @@ cdef class Device:
             raise os_error(<int>code, self.path)
 
     def append(self, data):
-        """Write a buffer at the end of the file, which grows by it.
+        """Write a buffer at the end of the file, which grows by it (or by whole filler).
 
-        On an error the file's length is undefined; `size_bytes` is the length before.
+        On an error what lies behind the end is undefined.
         """
         cdef Py_buffer view
         cdef int64_t code
@@ -206,6 +240,12 @@ cdef class Device:
         if code < 0:
             raise os_error(code, self.path)
         self.size_bytes = size_bytes
+        self.slack_bytes = 0
+
+    @property
+    def end_bytes(self):
+        """The length without filler: where the next append goes."""
+        return self.end()
 
     def allocate(self, uint64_t size_bytes):
         """Make the file `size_bytes` long with its space reserved on the disk."""

@@ -25,6 +25,8 @@ class Directory(Protocol):
     """
 
     path: str
+    # Newlines laid ahead of a journal's end at a time; 0 for none.
+    filler_bytes: int
 
     def make(self, name: str) -> None:
         """Create a subdirectory (the empty name: the directory itself) where there is none."""
@@ -74,6 +76,9 @@ class Directory(Protocol):
 
 class PosixDirectory:
     """A directory of the real file system."""
+
+    # A journal of 64 KiB blocks fills this with some 7,000 records.
+    filler_bytes = 1 << 20
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fspath(path))

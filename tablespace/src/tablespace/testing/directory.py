@@ -20,6 +20,9 @@ class SimulatedDirectory:
         By default a new, empty one.
     """
 
+    # A few records' worth, so that histories meet both filler and growth.
+    filler_bytes = 512
+
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = Disk() if disk is None else disk
         self.path = SIMULATED_PATH
