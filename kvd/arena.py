@@ -126,7 +126,7 @@ class Arena:
         return self._view[offset : offset + length]
 
     def beat(self) -> None:
-        """Write the heartbeat: clients take an old one for a dead daemon."""
+        """Write the heartbeat: with an old one every lookup of a client is a miss."""
         store_u64(self._index, HEARTBEAT_OFFSET, time.monotonic_ns())
 
     def readonly_data_fd(self) -> int:
@@ -189,6 +189,21 @@ class Arena:
                 pass
         os.close(self.index_fd)
         os.close(self.data_fd)
+
+
+def release(views: list[memoryview]) -> list[memoryview]:
+    """Let views of slots go; return those that the engine still holds.
+
+    It holds memory that a transfer may still be under way to or from, and for as long as an
+    error's traceback refers to the call.
+    """
+    held: list[memoryview] = []
+    for view in views:
+        try:
+            view.release()
+        except BufferError:
+            held.append(view)
+    return held
 
 
 def _memfd(name: str, size_bytes: int) -> int:

@@ -41,6 +41,8 @@ class Block:
         Queued or in flight to the long tier.
     gone : bool
         Deleted or cleared meanwhile: whatever lands for it is thrown away.
+    watched_ns : int
+        When the sweep will look at it; 0 for never. Not later than it expires.
     watchers : list of (session, ticket)
         Who waits to hear that it is durable.
     """
@@ -57,6 +59,7 @@ class Block:
         "retention",
         "slot",
         "version",
+        "watched_ns",
         "watchers",
         "writing",
     )
@@ -79,6 +82,7 @@ class Block:
         self.retention = retention
         self.expires_ns = expires_ns
         self.version = 0
+        self.watched_ns = 0
         self.durable = False
         self.place: OrderedDict[Block, None] | None = None
         self.writing = False

@@ -25,6 +25,7 @@ from tablespace import TablespaceError
 # Slots kept within reach by writing short blocks ahead of their eviction.
 REACH_SHARE = 8
 MAX_REACH_SLOTS = 256
+SWEEP_BLOCKS = 1024  # A tick's share of expired blocks: about a millisecond.
 # Half a frame: what one reply may carry inline, with room for what the long tier adds.
 MAX_INLINE_BYTES = MAX_FRAME_BYTES // 2
 
@@ -55,9 +56,8 @@ class Cache:
         self._promoter: Promoter | None = None
         if long_tier is not None:
             # Half the arena: the other half stays evictable whatever the disk does.
-            self.write_back = WriteBack(
-                memory, long_tier, namespaces, max(1, memory.arena.data_bytes // 2)
-            )
+            queue_bytes = max(memory.arena.slot_bytes, memory.arena.data_bytes // 2)
+            self.write_back = WriteBack(memory, long_tier, namespaces, queue_bytes)
             self._promoter = Promoter(memory, long_tier)
             memory.may_drop_dirty = self.write_back.stalled
             memory.on_reserve = self._write_short_ahead
@@ -72,7 +72,7 @@ class Cache:
         self, name: str, keys: list[bytes], inline: bool
     ) -> tuple[list[protocol.Hit | None], list[int]]:
         """Look keys up in memory; return the hits and the positions still to be fetched."""
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         memory = self.memory
         hits: list[protocol.Hit | None] = []
         missing: list[int] = []
@@ -112,7 +112,7 @@ class Cache:
     ) -> list[protocol.Hit | None]:
         """Complete `hits` with what the long tier has of the missing keys."""
         assert self._promoter is not None and self.long is not None
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         blocks = await self._promoter.fetch(namespace, [keys[index] for index in missing])
         found = 0
         for position, block in zip(missing, blocks, strict=True):
@@ -126,8 +126,10 @@ class Cache:
             else:
                 hits[position] = self._hit(block, "long", inline)
                 self.memory.touch(block)
-        if found and not self.counters.hits:
-            logger.info("first hit: a block of %r served from the long tier", name)
+        if found:
+            self.namespaces.keep(namespace)
+            if not self.counters.hits:
+                logger.info("first hit: a block of %r served from the long tier", name)
         self.long.counters.hits += found
         self.long.counters.misses += len(missing) - found
         self.counters.hits += found
@@ -170,11 +172,11 @@ class Cache:
 
     def in_memory(self, name: str, keys: list[bytes]) -> list[bool]:
         """Return which keys memory has. No recency changes: asking is not using."""
-        return self.memory.present(self.namespaces.get(name), keys)
+        return self.memory.present(self.namespaces.look(name), keys)
 
     async def complete(self, name: str, keys: list[bytes], present: list[bool]) -> list[bool]:
         """Return which keys any tier has; the long tier is asked only for the rest."""
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         rest = [position for position, there in enumerate(present) if not there]
         on_disk = await self.on_disk(namespace, [keys[position] for position in rest])
         for position, there in zip(rest, on_disk, strict=True):
@@ -183,7 +185,7 @@ class Cache:
 
     async def locate(self, name: str, keys: list[bytes]) -> list[Location]:
         """Return where keys are. On the long tier a block is only ever seen once durable."""
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         on_disk = await self.on_disk(namespace, keys)
         in_memory = self.in_memory(name, keys)
         return [
@@ -193,7 +195,7 @@ class Cache:
 
     def touch(self, name: str, keys: list[bytes]) -> int:
         """Refresh recency in both tiers; return how many were in memory."""
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         count = 0
         for key in keys:
             block = self.memory.find(namespace, key)
@@ -208,7 +210,7 @@ class Cache:
 
     async def delete(self, name: str, keys: list[bytes]) -> int:
         """Remove keys from every tier; return how many any tier had."""
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         keys = list(dict.fromkeys(keys))
         removed = [self._forget(namespace, key) for key in keys]
         self.counters.deletes += len(keys)
@@ -221,19 +223,20 @@ class Cache:
                 self.long.delete, [namespace.prefix + key for key in keys]
             )
         except (TablespaceError, OSError) as error:
-            # The keys stay in `deleting`: what the disk still holds must not come back.
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
-        for key in keys:
-            left = namespace.deleting[key] - 1
-            if left:
-                namespace.deleting[key] = left
-            else:
-                del namespace.deleting[key]
+        finally:
+            # Also after a failure: the caller was told, and what is stored next must be found.
+            for key in keys:
+                left = namespace.deleting[key] - 1
+                if left:
+                    namespace.deleting[key] = left
+                else:
+                    del namespace.deleting[key]
         return sum(here or there for here, there in zip(removed, on_disk, strict=True))
 
     async def clear(self, name: str) -> Cleared:
         """Remove a namespace from every tier."""
-        namespace = self.namespaces.get(name)
+        namespace = self.namespaces.look(name)
         namespace.generation += 1
         blocks = self.memory.blocks_of(namespace)
         counted = frozenset(block.disk_key for block in blocks)
@@ -248,7 +251,10 @@ class Cache:
             on_disk = await self.long.on_writer(self.long.clear, namespace.prefix, counted)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
-        namespace.clearing -= 1
+        finally:
+            namespace.clearing -= 1
+        if not self.memory.blocks_of(namespace):
+            self.namespaces.forget(namespace)
         return Cleared(len(blocks) + on_disk.entries, size_bytes + on_disk.bytes)
 
     def _forget(self, namespace: Namespace, key: bytes) -> bool:
@@ -268,6 +274,12 @@ class Cache:
         for block in self.memory.short_to_write(self._reach_slots):
             if not self.write_back.offer(block):
                 return
+
+    def tick(self) -> None:
+        """Do what is due now and then: expiry, slots that the disk let go of."""
+        self.memory.sweep(SWEEP_BLOCKS)
+        if self._promoter is not None:
+            self._promoter.reclaim()
 
     # -- durability ----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kvd.namespace_handle import NamespaceHandle
 from kvd.protocol import Message
 from kvd.results import Flushed, Stats
 from kvd.socket_path import client_socket
+from kvd.values import checked_seconds
 
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
@@ -104,16 +105,23 @@ class Client:
         ------
         UnavailableError
             When no daemon answers.
+        ValueError
+            For a timeout that cannot be meant.
         """
         wait_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + checked_seconds("timeout_s", wait_s, protocol.MAX_TTL_S)
         connection = self.connection()
-        reply = self.ask(
-            protocol.Flush(timeout_s=wait_s),
-            protocol.FlushedReply,
-            connection=connection,
-            timeout_s=wait_s + FLUSH_GRACE_S,
-        )
-        answer = reply.flushed
+        while True:
+            # The daemon keeps a FLUSH for a bounded time only; for more it is asked again.
+            part_s = min(protocol.MAX_FLUSH_S, max(0.0, deadline - time.monotonic()))
+            answer = self.ask(
+                protocol.Flush(timeout_s=part_s),
+                protocol.FlushedReply,
+                connection=connection,
+                timeout_s=part_s + FLUSH_GRACE_S,
+            ).flushed
+            if not answer.pending or time.monotonic() >= deadline:
+                break
         with self._lock:
             connection.confirmed_durable = answer.durable
             connection.confirmed_dropped = answer.dropped
@@ -132,13 +140,20 @@ class Client:
         return self.ask(protocol.NamespacesRequest(), protocol.NamespacesReply).names
 
     def close(self) -> None:
-        """End the session. A later call opens a new one."""
+        """End the session. A later call opens a new one.
+
+        A put that another thread has under way ends with False.
+        """
         self._check_fork()
         with self._lock:
             connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if connection.alive:
+            if connection is None:
+                return
+            connection.closing = True
+            # BYE promises that nobody writes into reserved slots any more: with a copy under way
+            # we only hang up, and the daemon keeps those slots out of use.
+            promise = connection.alive and not connection.writers
+        if promise:
             try:
                 connection.call(protocol.Bye(), time.monotonic() + min(1.0, self.timeout_s))
             except (UnavailableError, ProtocolError):
@@ -182,6 +197,13 @@ class Client:
             self._connection = connection
             return connection
 
+    def connection_to_look_up(self) -> Connection:
+        """Return `connection()`, unless its daemon hangs: then a lookup is a miss at once."""
+        connection = self.connection()
+        if connection.is_stuck:
+            raise UnavailableError("the daemon's heartbeat has stopped")
+        return connection
+
     def ask(
         self,
         request: Message,
@@ -223,15 +245,23 @@ class Client:
             )
             logger.warning("a block was not stored: %s%s (said once, then counted)", reason, hint)
 
-    def begin_write(self, connection: Connection) -> None:
-        """Note that this thread copies into slots that the connection's session reserved."""
-        with self._lock:
-            connection.writers += 1
+    def begin_write(self, connection: Connection, writer: object) -> None:
+        """Note that `writer` copies into slots that the connection's session reserves.
 
-    def end_write(self, connection: Connection, accepted_long: int) -> None:
+        Raises
+        ------
+        UnavailableError
+            When the connection is being closed: nothing may begin after its BYE.
+        """
+        with self._lock:
+            if connection.closing:
+                raise UnavailableError("the client is being closed")
+            connection.writers.add(writer)
+
+    def end_write(self, connection: Connection, writer: object, accepted_long: int) -> None:
         """Note that the copying ended, and how many long blocks the daemon took."""
         with self._lock:
-            connection.writers -= 1
+            connection.writers.discard(writer)
             connection.accepted_long += accepted_long
             if connection is not self._connection:
                 # Accounted for already, as gone: what came in after that is lost too.

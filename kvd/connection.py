@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from kvd.mapping import ArenaMapping
 from kvd.protocol import Message
 
 RECEIVE_BYTES = 1 << 18
+HEARTBEAT_S = 2.0  # The daemon writes one every half second.
 
 
 class Connection:
@@ -38,6 +40,12 @@ class Connection:
     UnavailableError
         When no session could be opened.
 
+    Attributes
+    ----------
+    writers : set
+        Who copies into slots that this session reserved. The client's lock guards it and
+        `closing`: once that is set nobody is added.
+
     Notes
     -----
     Safe from any thread of the process that made it.
@@ -48,7 +56,8 @@ class Connection:
         self.accepted_long = 0
         self.confirmed_durable = 0
         self.confirmed_dropped = 0
-        self.writers = 0
+        self.writers: set[object] = set()
+        self.closing = False
         self._ids = itertools.count(1)
         self._condition = threading.Condition()
         self._send_lock = threading.Lock()
@@ -75,6 +84,20 @@ class Connection:
     def alive(self) -> bool:
         """Return whether nothing broke yet."""
         return self._broken is None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return whether the daemon's heartbeat is too old; notices too if it has left."""
+        if self.mapping is None or self.mapping.heartbeat_age_s() <= HEARTBEAT_S:
+            return False
+        poll = select.poll()
+        try:
+            poll.register(self._socket.fileno(), select.POLLRDHUP)
+            if poll.poll(0):
+                self.close("the daemon left")
+        except (OSError, ValueError):
+            pass  # Closed by another thread.
+        return True
 
     def call(self, request: Message, deadline: float) -> Message:
         """Send a request and return its reply.
@@ -136,6 +159,10 @@ class Connection:
                 # Also a timeout: half a frame may be out, so nothing can follow it.
                 self.close(f"sending failed: {error}")
                 raise UnavailableError(f"the daemon left: {error}") from error
+            except BaseException:
+                # A signal handler's exception leaves half a frame out just the same.
+                self.close("sending was interrupted")
+                raise
 
     def _await(self, request_id: int, deadline: float) -> Message:
         while True:
@@ -174,6 +201,10 @@ class Connection:
         except (OSError, ProtocolError) as error:
             self.close(f"receiving failed: {error}")
             raise UnavailableError(f"the daemon left: {error}") from error
+        except BaseException:
+            # Bytes may have been taken from the socket and lost: the next frame's begin with them.
+            self.close("receiving was interrupted")
+            raise
 
     def _require_alive(self) -> None:
         if self._broken is not None:

@@ -132,7 +132,7 @@ async def _serve(
     await stop.wait()
 
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
-    server.stopping = True
+    listening.withdraw()
     listener.close()
     server.close_connections()
     await _drain(cache, long_tier, config.drain_timeout_s)
@@ -192,6 +192,11 @@ async def _banner(config: Config, server: Server, long_tier: LongTier | None) ->
             f"  disk     {format_size(config.long_bytes)} in {long_tier.directory}, "
             f"{stats.capacity} slots, io {stats.io_mode} by {stats.io_engine}"
         )
+        if long_tier.resized_from is not None:
+            lines.append(
+                f"  resized  from {format_size(long_tier.resized_from)}; a larger one keeps every "
+                "block, a smaller one those that lie in what is left"
+            )
         lines.append(
             f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
             f"from {stats.recovery.source}"

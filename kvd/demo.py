@@ -15,13 +15,14 @@ from pathlib import Path
 from types import FrameType
 
 from kvd import UnavailableError
-from kvd.namespace_handle import UNAVAILABLE
+from kvd.machine_memory import free_bytes
+from kvd.putting import UNAVAILABLE
 from kvd.replay.daemon import DaemonError, scratch_daemon, scratch_parent
 from kvd.replay.driver import LONG, MEMORY
 from kvd.replay.generate import Shape, generate
 from kvd.replay.interrupted import Half, InterruptedReplay, Reopening
 from kvd.replay.report import console, narrow_table
-from kvd.replay.room import available_memory_bytes, free_disk_bytes, is_memory_backed
+from kvd.replay.room import free_disk_bytes, is_memory_backed
 from tablespace import format_size
 
 BLOCK_BYTES = 64 << 10
@@ -58,10 +59,10 @@ def check_room(directory: Path) -> None:
     disk = REGION_BYTES + SPARE_DISK_BYTES
     if is_memory_backed(directory):
         memory += disk
-    available = available_memory_bytes()
-    if available is not None and available < memory:
+    available, bound = free_bytes()
+    if available < memory:
         raise DemoError(
-            f"{format_size(available)} of memory are available and {format_size(memory)} "
+            f"{bound} has {format_size(available)} of memory free and {format_size(memory)} are "
             "needed: stop something, or raise the cgroup's memory limit"
             + (f"; {directory} is in memory too, --dir names a disk" if memory > disk else "")
         )

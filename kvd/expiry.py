@@ -9,7 +9,8 @@ import time
 METADATA = struct.Struct("<BQ")
 FORMAT = 1
 # A refresh rewrites a block only if its copy on disk would expire this much too early.
-TOLERANCE_MS = 60_000
+TOLERANCE_NS = 60_000_000_000
+ROUNDING_NS = 2_000_000  # Two stamps of one moment, made of two clocks in whole milliseconds.
 
 
 def boot_clock_ns() -> int:
@@ -39,10 +40,16 @@ def from_metadata(metadata: bytes | None) -> int:
     return int(max(1, boot_clock_ns() + left_ms * 1_000_000))
 
 
-def outlives(on_disk: bytes | None, wanted: bytes | None) -> bool:
-    """Return whether a copy on disk lasts about as long as is wanted now."""
-    if not on_disk:
-        return True
-    if not wanted or len(on_disk) != METADATA.size:
-        return False
-    return bool(METADATA.unpack(on_disk)[1] + TOLERANCE_MS >= METADATA.unpack(wanted)[1])
+def suits(kept_ns: int, wanted_ns: int) -> bool:
+    """Return whether a copy that expires at `kept_ns` does for a block that is to at `wanted_ns`.
+
+    It may go somewhat too early, which is a miss, but not outlast what was asked for.
+    """
+    if not kept_ns or not wanted_ns:
+        return kept_ns == wanted_ns
+    return wanted_ns - TOLERANCE_NS <= kept_ns <= wanted_ns + ROUNDING_NS
+
+
+def earlier(one_ns: int, other_ns: int) -> int:
+    """Return the earlier of two expiries; 0 is never."""
+    return min(one_ns, other_ns) if one_ns and other_ns else one_ns or other_ns

@@ -61,15 +61,24 @@ class ListeningSocket:
         os.rename(self._temporary, self.path)
         self._announced = True
 
+    def withdraw(self) -> None:
+        """Take the name away, first of all: nobody shall connect to a daemon that stops."""
+        self._unlink(self.path if self._announced else self._temporary)
+        self._announced = False
+
     def close(self) -> None:
-        """Take the name away and close."""
+        """Take the name away and close. The lock goes last: until then the path is ours."""
+        self.withdraw()
         self.socket.close()
-        for path in (self.path if self._announced else self._temporary, self._lock_path):
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                pass
+        self._unlink(self._lock_path)
         os.close(self._lock_fd)
+
+    @staticmethod
+    def _unlink(path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
 
     @property
     def _lock_path(self) -> str:

@@ -20,16 +20,20 @@ from tablespace.shared import checksum_many
 
 import tablespace
 from kvd.errors import ConfigError, RefusedError
-from kvd.expiry import boot_clock_ns, from_metadata, outlives
+from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.latency import LatencyRing
 from kvd.results import Cleared
-from tablespace import ClosedError, TablespaceError
+from tablespace import ClosedError, TablespaceError, checksum64
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from tablespace import Store, StoreStats
 
 READER_THREADS = 4
 DELETE_BATCH = 256  # One commit group of the engine.
+SHORTEN_BLOCKS = 64
+SHORTEN_BYTES = 16 << 20  # Held in memory while times to live are rewritten.
 REGION_DIRECTORY = "region"
 
 logger = logging.getLogger(__name__)
@@ -94,9 +98,9 @@ class LongTier:
 
     Notes
     -----
-    `open_region`, `write`, `read`, `contains`, `delete`, `clear` and `close_region` block and
-    are for the threads; `on_writer`, `on_reader` and `on_index` run them there and are for the
-    loop.
+    `open_region`, `write`, `read`, `contains`, `delete`, `shorten`, `clear` and `close_region`
+    block and are for the threads; `on_writer`, `on_reader` and `on_index` run them there and
+    are for the loop.
     """
 
     def __init__(self, directory: Path, max_bytes: int, slot_bytes: int, io_mode: str) -> None:
@@ -108,6 +112,7 @@ class LongTier:
         self.promotion_latency = LatencyRing()
         self.reads_waiting = 0
         self.failure: str | None = None
+        self.resized_from: int | None = None
         self._io_mode = io_mode
         self._store: Store | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
@@ -161,6 +166,7 @@ class LongTier:
         path = self.directory / REGION_DIRECTORY
         try:
             path.mkdir(parents=True, exist_ok=True)
+            before = _container_bytes(path)
             self._store = tablespace.open(
                 os.fspath(path),
                 max_bytes=self.max_bytes,
@@ -170,6 +176,8 @@ class LongTier:
                 on_full="evict",
                 eviction="lru",
             )
+            if before and before != _container_bytes(path):
+                self.resized_from = before
         except tablespace.BusyError as error:
             raise RefusedError(
                 f"the region {path} is in use by {_holder(error)}; stop that one, or choose "
@@ -209,13 +217,21 @@ class LongTier:
             store.touch_many(known)
         if not absent:
             return outcomes
+        group: list[tuple[int, Buffer]] = []
+        for position in absent:
+            view: Buffer = items[position].view
+            if present[position]:
+                # A good copy is about to be replaced: what a client scribbles between our check
+                # and the disk's read of it must not cost that copy.
+                view = bytes(view)
+                if checksum64(view) != items[position].checksum:
+                    outcomes[position] = Outcome.CORRUPT
+                    continue
+            group.append((position, view))
         written = store.put_many(
-            [
-                (items[position].key, items[position].view, items[position].metadata)
-                for position in absent
-            ]
+            [(items[position].key, view, items[position].metadata) for position, view in group]
         )
-        for position, kept in zip(absent, written, strict=True):
+        for (position, _), kept in zip(group, written, strict=True):
             item = items[position]
             if not kept:
                 outcomes[position] = Outcome.DROPPED
@@ -233,12 +249,32 @@ class LongTier:
             entry is not None
             and entry.checksum == item.checksum
             and entry.length == len(item.view)
-            and outlives(entry.metadata, item.metadata)
+            and suits(from_metadata(entry.metadata), from_metadata(item.metadata))
         )
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which keys the region has. A look into its index in RAM."""
-        return self.store.contains_many(list(keys))
+        """Return which keys the region has, not expired. A look into its index in RAM.
+
+        What has expired is deleted later, on the writing thread.
+        """
+        store = self.store
+        present = store.contains_many(list(keys))
+        now = boot_clock_ns()
+        expired: list[bytes] = []
+        for position, there in enumerate(present):
+            if there:
+                entry = store.stat(keys[position])
+                if entry is None:
+                    present[position] = False
+                elif 0 < from_metadata(entry.metadata) <= now:
+                    present[position] = False
+                    expired.append(keys[position])
+        if expired:
+            try:
+                self._writer.submit(self.delete_expired, expired)
+            except RuntimeError:
+                pass  # The daemon is stopping; the next one finds them expired as well.
+        return present
 
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
@@ -282,6 +318,58 @@ class LongTier:
         if old:
             store.delete_many(old)
 
+    def shorten(self, limits: Sequence[tuple[bytes, int]]) -> list[bool]:
+        """Make copies of blocks expire no later than at their limits.
+
+        Parameters
+        ----------
+        limits : sequence of (key, expiry)
+            The expiry on the boot clock, never 0.
+
+        Returns
+        -------
+        list of bool
+            Per key, whether no copy lasts longer now. On the writing thread no write comes
+            between the look and the change.
+        """
+        done = [True] * len(limits)
+        late = [
+            position for position, (key, limit) in enumerate(limits) if self._outlasts(key, limit)
+        ]
+        size = max(1, min(SHORTEN_BLOCKS, SHORTEN_BYTES // self.slot_bytes))
+        for first in range(0, len(late), size):
+            part = late[first : first + size]
+            try:
+                self._shorten([limits[position] for position in part])
+            except (TablespaceError, OSError) as error:
+                logger.debug("%d blocks keep a longer time to live: %s", len(part), error)
+            for position in part:
+                done[position] = not self._outlasts(*limits[position])
+        return done
+
+    def _outlasts(self, key: bytes, limit_ns: int) -> bool:
+        entry = self.store.stat(key)
+        if entry is None:
+            return False
+        expires_ns = from_metadata(entry.metadata)
+        return not expires_ns or expires_ns > limit_ns + ROUNDING_NS
+
+    def _shorten(self, limits: Sequence[tuple[bytes, int]]) -> None:
+        store = self.store
+        now = boot_clock_ns()
+        over = [key for key, limit in limits if limit <= now]
+        rest = [(key, limit) for key, limit in limits if limit > now]
+        values = store.get_many([key for key, _ in rest])
+        store.put_many(
+            [
+                (key, value, to_metadata(limit))
+                for (key, limit), value in zip(rest, values, strict=True)
+                if value is not None
+            ]
+        )
+        if over:
+            store.delete_many(over)
+
     def clear(self, prefix: bytes, counted: frozenset[bytes]) -> Cleared:
         """Delete everything under a prefix durably; keys in `counted` are not counted again."""
         store = self.store
@@ -318,6 +406,10 @@ def _submit(
         return asyncio.wrap_future(threads.submit(call, *args, **kwargs))
     except RuntimeError as error:
         raise ClosedError("the region is closed: the daemon is stopping") from error
+
+
+def _container_bytes(region: Path) -> int:
+    return sum(file.stat().st_size for file in (region / "containers").glob("*"))
 
 
 def _holder(error: tablespace.BusyError) -> str:

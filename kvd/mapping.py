@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import time
 
-from tablespace.shared import SequencedSlots, copy_in
+from tablespace.shared import SequencedSlots, copy_in, load_u64
 
 from kvd.arena_layout import (
     HEADER,
+    HEARTBEAT_OFFSET,
     LAYOUT_VERSION,
     MAGIC,
     RECORDS_OFFSET,
@@ -70,6 +72,10 @@ class ArenaMapping:
             raise ProtocolError("bad_arena", f"the index says {found}, HELLO_ACK {expected}")
         self._slots = SequencedSlots(self._index, info.slot_count, offset=RECORDS_OFFSET)
         self._data = mmap.mmap(data_fd, info.data_bytes)
+
+    def heartbeat_age_s(self) -> float:
+        """Return how long ago the daemon last said that it lives."""
+        return (time.monotonic_ns() - load_u64(self._index, HEARTBEAT_OFFSET)) / 1e9
 
     def copy_out(self, hit: Hit, buffer: bytearray | memoryview) -> int:
         """Copy a found block into a buffer; -1 when it changed meanwhile.

@@ -12,6 +12,8 @@ from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
 
+MIN_STALE_LOOKS = 1024
+
 
 @dataclass
 class MemoryCounters:
@@ -50,8 +52,9 @@ class MemoryTier:
     -----
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
     a client or to a promotion), holding a block, or quarantined (its reservation's owner may
-    still write into it). Eviction order: expired, ephemeral, short, long; clean before dirty;
-    least recently used first. Blocks queued for the long tier are in no list: they are safe.
+    still write into it). Eviction order: expired, ephemeral, short, long; within a class clean
+    before dirty; least recently used first. Dirty ones are passed over while the disk makes
+    progress. Blocks queued for the long tier are in no list: they are safe.
     """
 
     def __init__(self, arena: Arena, *, writes_back: bool) -> None:
@@ -73,12 +76,11 @@ class MemoryTier:
         self._short_dirty: OrderedDict[Block, None] = OrderedDict()
         self._long_clean: OrderedDict[Block, None] = OrderedDict()
         self._long_dirty: OrderedDict[Block, None] = OrderedDict()
-        # Dirty ones last: losing them costs a computation that nothing else keeps.
         self._order = (
             self._ephemeral,
             self._short_clean,
-            self._long_clean,
             self._short_dirty,
+            self._long_clean,
             self._long_dirty,
         )
 
@@ -164,6 +166,7 @@ class MemoryTier:
         """Make a written, reserved slot readable as this block, which must be new here."""
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
+        block.namespace.stored = True
         block.version = self.arena.records.publish(
             block.slot, block.length, block.checksum, block.namespace.id, block.expires_ns
         )
@@ -181,9 +184,19 @@ class MemoryTier:
         self._watch_expiry(block)
 
     def _watch_expiry(self, block: Block) -> None:
-        if block.expires_ns:
-            self._expiry_order += 1
-            heapq.heappush(self._expiry, (block.expires_ns, self._expiry_order, block))
+        """Have the sweep look at a block when it expires: one look is queued, the earliest."""
+        expires_ns = block.expires_ns
+        if not expires_ns or 0 < block.watched_ns <= expires_ns:
+            return
+        block.watched_ns = expires_ns
+        self._expiry_order += 1
+        heapq.heappush(self._expiry, (expires_ns, self._expiry_order, block))
+        if len(self._expiry) > 2 * self.entries + MIN_STALE_LOOKS:
+            # Looks at blocks that are gone, or to be looked at earlier, are worth nothing.
+            self._expiry = [
+                look for look in self._expiry if not look[2].gone and look[0] == look[2].watched_ns
+            ]
+            heapq.heapify(self._expiry)
 
     def place(self, block: Block) -> None:
         """Put a block at the recent end of the eviction list it belongs to now."""
@@ -209,6 +222,8 @@ class MemoryTier:
         block.gone = True
         table = self._tables[block.namespace.id]
         del table[block.key]
+        if not table:
+            del self._tables[block.namespace.id]
         self.entries -= 1
         self.value_bytes -= block.length
         if block.place is not None:
@@ -239,11 +254,15 @@ class MemoryTier:
         now = boot_clock_ns()
         swept = 0
         while self._expiry and self._expiry[0][0] <= now and swept < limit:
-            _, _, block = heapq.heappop(self._expiry)
-            # A refresh may have moved the expiry; its own heap entry is then still to come.
-            if not block.gone and block.expires_ns and block.expires_ns <= now:
+            looked_ns, _, block = heapq.heappop(self._expiry)
+            if block.gone or looked_ns != block.watched_ns:
+                continue
+            block.watched_ns = 0
+            if block.expires_ns and block.expires_ns <= now:
                 self._expire(block)
                 swept += 1
+            else:
+                self._watch_expiry(block)  # A refresh moved it.
         return swept
 
     def _expire(self, block: Block) -> None:
@@ -260,7 +279,7 @@ class MemoryTier:
             block = next(iter(candidates))
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
             if dirty and not self.may_drop_dirty():
-                return False
+                continue
             self.remove(block)
             self.counters.evictions += 1
             if dirty:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from kvd import protocol
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
+from kvd.frames import INLINE_BATCH_BYTES
+from kvd.putting import UNAVAILABLE, Put
 from kvd.results import Cleared, Location
-from kvd.values import checked_key, checked_keys, fill, flat_view, key_batches
-from tablespace import checksum64
+from kvd.values import checked_key, checked_keys, checked_seconds, fill, flat_view, key_batches
 
 if TYPE_CHECKING:
     from kvd.client import Client
 
 MAX_RETRIES = 3  # A slot rewritten that often while being read is a miss.
-INLINE_BATCH_BYTES = 16 << 20
-UNAVAILABLE = "unavailable"
 TierList = list[str | None]
 
 
@@ -56,7 +55,12 @@ class NamespaceHandle:
         retention : {"none", "ephemeral", "short", "long"}
             Not stored; memory only; written when evicted; written at once.
         ttl_s : float or None
-            Seconds until the block expires.
+            Seconds until the block expires, at most ten years.
+
+        Raises
+        ------
+        ValueError
+            For a key, retention or ttl_s that cannot be meant.
 
         Returns
         -------
@@ -66,6 +70,8 @@ class NamespaceHandle:
         """
         if retention not in ("none", "ephemeral", "short", "long"):
             raise ValueError(f"retention {retention!r} is none of none, ephemeral, short, long")
+        if ttl_s is not None:
+            ttl_s = checked_seconds("ttl_s", ttl_s, protocol.MAX_TTL_S)
         keys = checked_keys([key for key, _ in items])
         values = [flat_view(value) for _, value in items]
         results = [False] * len(keys)
@@ -75,9 +81,10 @@ class NamespaceHandle:
             self._client.refuse([UNAVAILABLE] * len(keys))
             return results
         for part in _parts(values, connection):
-            store = self._put_mapped if connection.mapping is not None else self._put_inline
+            put = Put(self._client, connection, self.name, retention, ttl_s)
+            store = put.mapped if connection.mapping is not None else put.inline
             try:
-                statuses = store(connection, keys[part], values[part], retention, ttl_s)
+                statuses = store(keys[part], values[part])
             except UnavailableError:
                 statuses = [UNAVAILABLE] * len(values[part])
             results[part] = [
@@ -91,106 +98,6 @@ class NamespaceHandle:
             if refused:
                 self._client.refuse(refused)
         return results
-
-    def _put_mapped(
-        self,
-        connection: Connection,
-        keys: list[bytes],
-        values: list[memoryview],
-        retention: Any,
-        ttl_s: float | None,
-    ) -> list[str]:
-        client, mapping = self._client, connection.mapping
-        assert mapping is not None
-        accepted = 0
-        client.begin_write(connection)
-        try:
-            granted = client.ask(
-                protocol.Reserve(
-                    namespace=self.name,
-                    sizes=[value.nbytes for value in values],
-                    keys=keys,
-                    retention=retention,
-                    ttl_s=ttl_s,
-                ),
-                protocol.Granted,
-                connection=connection,
-            )
-            statuses = [grant.status for grant in granted.grants]
-            if len(statuses) != len(keys):
-                connection.close("RESERVE was answered for another number of blocks")
-                raise UnavailableError("the daemon answered nonsense")
-            positions: list[int] = []
-            commits: list[protocol.CommitItem] = []
-            for position, grant in enumerate(granted.grants):
-                if grant.status == protocol.RESERVED:
-                    value = values[position]
-                    mapping.write(grant, value)
-                    positions.append(position)
-                    commits.append(
-                        protocol.CommitItem(
-                            grant.slot,
-                            grant.reservation,
-                            keys[position],
-                            value.nbytes,
-                            checksum64(value),
-                        )
-                    )
-            if commits:
-                stored = client.ask(
-                    protocol.Commit(
-                        namespace=self.name, items=commits, retention=retention, ttl_s=ttl_s
-                    ),
-                    protocol.StoredReply,
-                    connection=connection,
-                )
-                for position, status in zip(positions, stored.results, strict=True):
-                    statuses[position] = status
-            if retention == "long":
-                accepted = _accepted(statuses)
-            return statuses
-        except ProtocolError as error:
-            connection.close(str(error))
-            raise UnavailableError(str(error)) from error
-        finally:
-            client.end_write(connection, accepted)
-
-    def _put_inline(
-        self,
-        connection: Connection,
-        keys: list[bytes],
-        values: list[memoryview],
-        retention: Any,
-        ttl_s: float | None,
-    ) -> list[str]:
-        """Send the values themselves, where the arena is not mapped."""
-        client = self._client
-        limit = connection.limits.max_value_bytes
-        fits = [value.nbytes <= limit for value in values]
-        accepted = 0
-        client.begin_write(connection)
-        try:
-            reply = client.ask(
-                protocol.BatchSet(
-                    namespace=self.name,
-                    items=[
-                        protocol.SetItem(key, bytes(value), checksum64(value))
-                        for key, value, fit in zip(keys, values, fits, strict=True)
-                        if fit
-                    ],
-                    retention=retention,
-                    ttl_s=ttl_s,
-                ),
-                protocol.StoredReply,
-                connection=connection,
-            )
-            answered = iter(reply.results)
-            statuses = [next(answered, UNAVAILABLE) if fit else protocol.TOO_LARGE for fit in fits]
-            if retention == "long":
-                accepted = _accepted(statuses)
-            return statuses
-        finally:
-            client.end_write(connection, accepted)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -317,7 +224,7 @@ class NamespaceHandle:
     def _look_up(self, keys: list[bytes]) -> tuple[Connection, list[protocol.Hit | None]] | None:
         """Ask the daemon; None when it cannot be asked."""
         try:
-            connection = self._client.connection()
+            connection = self._client.connection_to_look_up()
             reply = self._client.ask(
                 protocol.BatchGet(
                     namespace=self.name, keys=keys, inline=connection.mapping is None
@@ -340,7 +247,9 @@ class NamespaceHandle:
         for part in key_batches(keys):
             try:
                 reply = self._client.ask(
-                    protocol.Exists(namespace=self.name, keys=part), protocol.Presence
+                    protocol.Exists(namespace=self.name, keys=part),
+                    protocol.Presence,
+                    connection=self._client.connection_to_look_up(),
                 )
                 present += reply.present
             except UnavailableError:
@@ -353,7 +262,9 @@ class NamespaceHandle:
         for part in key_batches(keys):
             try:
                 count = self._client.ask(
-                    protocol.MatchPrefix(namespace=self.name, keys=part), protocol.Counted
+                    protocol.MatchPrefix(namespace=self.name, keys=part),
+                    protocol.Counted,
+                    connection=self._client.connection_to_look_up(),
                 ).count
             except UnavailableError:
                 return total
@@ -397,10 +308,6 @@ class NamespaceHandle:
             except UnavailableError:
                 return total
         return total
-
-
-def _accepted(statuses: Sequence[str]) -> int:
-    return sum(status in (protocol.STORED, protocol.REFRESHED) for status in statuses)
 
 
 def _batch_blocks(connection: Connection) -> int:

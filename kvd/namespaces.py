@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from kvd.errors import ProtocolError
+from kvd.errors import ConfigError, ProtocolError
+from kvd.expiry import boot_clock_ns, earlier
 
 MAX_NAMESPACES = 65536  # 100 bytes each; a client that makes more has a bug in its names.
 PREFIX_BYTES = 16
@@ -17,6 +20,11 @@ FILE_NAME = "namespaces.json"
 FORMAT_VERSION = 1
 
 logger = logging.getLogger(__name__)
+
+
+def disk_prefix(name: str) -> bytes:
+    """Return what leads every key of a namespace on the long tier, on every host."""
+    return hashlib.sha256(name.encode()).digest()[:PREFIX_BYTES]
 
 
 class NamesFile(msgspec.Struct):
@@ -35,6 +43,8 @@ class Namespace:
         Never used for another name while this arena lives.
     prefix : bytes
         Leads every key on the long tier.
+    stored : bool
+        A block of it was stored or found here: no mere question.
     generation : int
         Grows with every clear; a move that began under an older one is void.
     clearing : int
@@ -43,19 +53,40 @@ class Namespace:
         Keys whose disk deletion is under way, with how many times.
     """
 
-    __slots__ = ("clearing", "deleting", "generation", "id", "name", "prefix")
+    __slots__ = (
+        "__weakref__",
+        "_limits",
+        "clearing",
+        "deleting",
+        "generation",
+        "id",
+        "name",
+        "prefix",
+        "stored",
+    )
 
-    def __init__(self, name: str, identity: int) -> None:
+    def __init__(self, name: str, identity: int, limits: dict[bytes, int] | None = None) -> None:
         self.name = name
         self.id = identity
-        self.prefix = hashlib.sha256(name.encode()).digest()[:PREFIX_BYTES]
+        self.prefix = disk_prefix(name)
+        self.stored = False
         self.generation = 0
         self.clearing = 0
         self.deleting: dict[bytes, int] = {}
+        self._limits = {} if limits is None else limits
 
     def disk_counts(self, key: bytes) -> bool:
         """Return whether what the long tier holds under a key may be believed now."""
-        return not self.clearing and key not in self.deleting
+        if self.clearing or key in self.deleting:
+            return False
+        limit = self._limits.get(self.prefix + key, 0) if self._limits else 0
+        return not limit or limit > boot_clock_ns()
+
+    def limited(self, key: bytes, expires_ns: int) -> int:
+        """Return when a copy on disk ends that says it does so at `expires_ns`."""
+        if not self._limits:
+            return expires_ns
+        return earlier(expires_ns, self._limits.get(self.prefix + key, 0))
 
 
 class Namespaces:
@@ -65,52 +96,76 @@ class Namespaces:
     ----------
     directory : Path or None
         Where the names persist; None without a long tier.
+
+    Attributes
+    ----------
+    limits : dict
+        By key on disk, until when a copy there counts; see `kvd.expiry_limits`.
+
+    Notes
+    -----
+    A namespace that nothing was stored under lives as long as the requests that ask about it;
+    one with blocks in memory as long as these; one with blocks on disk is kept, by name.
     """
 
     def __init__(self, directory: Path | None) -> None:
+        self.limits: dict[bytes, int] = {}
         self._path = directory / FILE_NAME if directory is not None else None
-        self._by_name: dict[str, Namespace] = {}
+        self._known: WeakValueDictionary[str, Namespace] = WeakValueDictionary()
+        self._on_disk: dict[str, Namespace] = {}
         self._next_id = 1
         self._unsaved = False
         for name in self._load():
-            self.get(name)
+            self.keep(self.get(name))
         self._unsaved = False
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self.names())
 
     def names(self) -> list[str]:
-        """Return every known name, sorted."""
-        return sorted(self._by_name)
+        """Return every name with blocks, sorted."""
+        return sorted(name for name, space in list(self._known.items()) if space.stored)
+
+    def look(self, name: str) -> Namespace:
+        """Return the namespace of a name to ask about: what is not stored stays unknown."""
+        found = self._known.get(name)
+        if found is None:
+            found = Namespace(name, self._next_id, self.limits)
+            self._next_id += 1
+            self._known[name] = found
+        return found
 
     def get(self, name: str) -> Namespace:
-        """Return the namespace of a name, new if need be.
+        """Return the namespace of a name to store under, new if need be.
 
         Raises
         ------
         ProtocolError
             `limit`, when there are too many.
         """
-        found = self._by_name.get(name)
-        if found is not None:
+        found = self._known.get(name)
+        if found is not None and found.stored:
             return found
-        if len(self._by_name) >= MAX_NAMESPACES:
+        if len(self._known) >= MAX_NAMESPACES and len(self) >= MAX_NAMESPACES:
             raise ProtocolError("limit", f"there are {MAX_NAMESPACES} namespaces already")
-        namespace = Namespace(name, self._next_id)
-        self._next_id += 1
-        self._by_name[name] = namespace
-        self._unsaved = True
-        return namespace
+        return self.look(name)
 
-    def take_unsaved(self) -> NamesFile | None:
-        """Return what has to be written before a new namespace's first block, or None."""
+    def take_unsaved(self, writing: Iterable[Namespace]) -> NamesFile | None:
+        """Return what has to be written before the first blocks of namespaces, or None."""
+        for namespace in writing:
+            self.keep(namespace)
         if not self._unsaved or self._path is None:
             return None
         self._unsaved = False
         return NamesFile(
             version=FORMAT_VERSION,
-            namespaces={name: space.prefix.hex() for name, space in self._by_name.items()},
+            namespaces={name: space.prefix.hex() for name, space in self._on_disk.items()},
         )
+
+    def forget(self, namespace: Namespace) -> None:
+        """Note that nothing is left on disk under a namespace."""
+        if self._on_disk.pop(namespace.name, None) is not None:
+            self._unsaved = True
 
     def put_back(self) -> None:
         """Note that what `take_unsaved` returned could not be written."""
@@ -132,6 +187,13 @@ class Namespaces:
         finally:
             os.close(directory)
 
+    def keep(self, namespace: Namespace) -> None:
+        """Note that there are, or will be, blocks on disk under a namespace."""
+        if namespace.name not in self._on_disk:
+            namespace.stored = True
+            self._on_disk[namespace.name] = namespace
+            self._unsaved = True
+
     def _load(self) -> list[str]:
         if self._path is None:
             return []
@@ -139,9 +201,20 @@ class Namespaces:
             content = self._path.read_bytes()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}: {error.strerror}; make it readable, or remove it: only the names "
+                "that people see are lost"
+            ) from error
         try:
-            return list(msgspec.json.decode(content, type=NamesFile).namespaces)
+            found = msgspec.json.decode(content, type=NamesFile)
         except (msgspec.DecodeError, ValueError) as error:
             # Only names for people are lost: identity comes from the name a client sends.
             logger.warning("%s is damaged (%s); names are learnt anew", self._path, error)
             return []
+        if found.version != FORMAT_VERSION:
+            raise ConfigError(
+                f"{self._path}: has version {found.version}, this kvd knows {FORMAT_VERSION}; use "
+                "the kvd that wrote it, or remove it: only the names that people see are lost"
+            )
+        return list(found.namespaces)

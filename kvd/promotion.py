@@ -7,12 +7,12 @@ import logging
 import time
 from dataclasses import dataclass
 
+from kvd.arena import release
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.long_tier import LongTier, ReadValue
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace
-from tablespace import TablespaceError
 
 READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
 LOOSE_BYTES = 16 << 20  # What one lookup may carry inline when memory has no slot for it.
@@ -59,6 +59,7 @@ class Promoter:
         self._memory = memory
         self._long = long_tier
         self._flying: dict[tuple[int, bytes], Promotion] = {}
+        self._stranded: list[tuple[int, memoryview]] = []
 
     def void(self, namespace: Namespace, key: bytes) -> None:
         """Make sure that a read under way for a key publishes nothing."""
@@ -81,28 +82,34 @@ class Promoter:
         found: list[Block | Promotion | None] = []
         fresh: list[Promotion] = []
         roomless: list[int] = []
-        for position, (key, there) in enumerate(zip(keys, on_disk, strict=True)):
-            # Everything may have changed while the index was asked.
-            current = self._memory.find(namespace, key)
-            flying = self._flying.get((namespace.id, key))
-            if current is not None:
-                found.append(current)
-            elif flying is not None:
-                found.append(flying)
-            elif there and namespace.generation == generation and namespace.disk_counts(key):
-                promotion = self._begin(namespace, key)
-                if promotion is not None:
-                    fresh.append(promotion)
+        try:
+            for position, (key, there) in enumerate(zip(keys, on_disk, strict=True)):
+                # Everything may have changed while the index was asked.
+                current = self._memory.find(namespace, key)
+                flying = self._flying.get((namespace.id, key))
+                if current is not None:
+                    found.append(current)
+                elif flying is not None:
+                    found.append(flying)
+                elif there and namespace.generation == generation and namespace.disk_counts(key):
+                    promotion = self._begin(namespace, key)
+                    if promotion is not None:
+                        fresh.append(promotion)
+                    else:
+                        roomless.append(position)
+                    found.append(promotion)
                 else:
-                    roomless.append(position)
-                found.append(promotion)
-            else:
-                found.append(None)
-        for first in range(0, len(fresh), READ_BLOCKS):
-            part = fresh[first : first + READ_BLOCKS]
-            task = asyncio.create_task(self._read(part))
-            for promotion in part:
-                promotion.task = task
+                    found.append(None)
+            for first in range(0, len(fresh), READ_BLOCKS):
+                part = fresh[first : first + READ_BLOCKS]
+                task = asyncio.create_task(self._read(part))
+                for promotion in part:
+                    promotion.task = task
+        except BaseException:
+            for promotion in fresh:
+                if promotion.task is None:
+                    self._land(promotion, None)
+            raise
         await self._wait(found, deadline)
         blocks: list[Block | Loose | None] = []
         for item in found:
@@ -146,7 +153,7 @@ class Promoter:
         try:
             asked = self._long.on_index(self._long.contains, disk_keys)
             return await asyncio.wait_for(asked, deadline - time.monotonic())
-        except (TablespaceError, OSError, asyncio.TimeoutError) as error:
+        except Exception as error:
             logger.warning("the long tier could not be asked: %s", error)
             return [False] * len(keys)
 
@@ -168,16 +175,22 @@ class Promoter:
 
     async def _read(self, promotions: list[Promotion]) -> None:
         started = time.monotonic()
-        views = [
-            self._memory.arena.view(promotion.slot, self._memory.arena.slot_bytes)
-            for promotion in promotions
-        ]
         keys = [promotion.namespace.prefix + promotion.key for promotion in promotions]
-        values = await self._read_values(keys, views)
-        for view in views:
-            view.release()
-        for promotion, value in zip(promotions, values, strict=True):
-            self._land(promotion, value)
+        values: list[ReadValue | None] = [None] * len(promotions)
+        views: list[memoryview] = []
+        try:
+            views += [
+                self._memory.arena.view(promotion.slot, self._memory.arena.slot_bytes)
+                for promotion in promotions
+            ]
+            values = await self._read_values(keys, views)
+        finally:
+            held = {id(view) for view in release(views)}
+            for position, (promotion, value) in enumerate(zip(promotions, values, strict=True)):
+                if position < len(views) and id(views[position]) in held:
+                    self._strand(promotion, views[position])
+                else:
+                    self._land(promotion, value)
         self._long.promotion_latency.add(time.monotonic() - started)
         now = boot_clock_ns()
         expired = [
@@ -188,10 +201,25 @@ class Promoter:
         if expired:
             await self._delete_expired(expired)
 
+    def _strand(self, promotion: Promotion, view: memoryview) -> None:
+        """Keep a slot out of use that the disk may still write into."""
+        self._take_off(promotion)
+        self._memory.quarantine(promotion.slot)
+        self._stranded.append((promotion.slot, view))
+
+    def reclaim(self) -> None:
+        """Take slots back into use that the engine has let go of since its call failed."""
+        stranded, self._stranded = self._stranded, []
+        for slot, view in stranded:
+            if release([view]):
+                self._stranded.append((slot, view))
+            else:
+                self._memory.end_quarantine(slot)
+
     async def _delete_expired(self, keys: list[bytes]) -> None:
         try:
             await self._long.on_writer(self._long.delete_expired, keys)
-        except (TablespaceError, OSError) as error:
+        except Exception as error:
             logger.debug("%d expired blocks stay on disk: %s", len(keys), error)
 
     async def _read_values(
@@ -199,15 +227,19 @@ class Promoter:
     ) -> list[ReadValue | None]:
         try:
             return await self._long.on_reader(self._long.read, keys, views)
-        except (TablespaceError, OSError, ValueError) as error:
+        except Exception as error:
             logger.warning("reading %d blocks failed: %s", len(keys), error)
             self._long.counters.reads_failed += len(keys)
             return [None] * len(keys)
 
+    def _take_off(self, promotion: Promotion) -> None:
+        where = (promotion.namespace.id, promotion.key)
+        if self._flying.get(where) is promotion:
+            del self._flying[where]
+
     def _land(self, promotion: Promotion, value: ReadValue | None) -> None:
         namespace, key = promotion.namespace, promotion.key
-        if self._flying.get((namespace.id, key)) is promotion:
-            del self._flying[namespace.id, key]
+        self._take_off(promotion)
         current = self._memory.find(namespace, key)
         if (
             value is None
@@ -227,7 +259,7 @@ class Promoter:
             value.length,
             value.checksum,
             Retention.LONG,
-            value.expires_ns,
+            namespace.limited(key, value.expires_ns),
         )
         block.durable = True
         self._memory.publish(block)

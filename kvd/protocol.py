@@ -4,7 +4,8 @@ Frames
 ------
 A frame is a 4-byte big-endian length and that many bytes of MessagePack: one map whose `op`
 names the message. `id` is chosen by the client and comes back in the reply; replies may come
-in any order. A frame is at most `kvd.frames.MAX_FRAME_BYTES`.
+in any order. A request that is no SET or BATCH_SET is at most `kvd.frames.MAX_PLAIN_BYTES`
+long, those two what HELLO_ACK says (`max_frame_bytes`); `op` is then the map's first member.
 
 Opening
 -------
@@ -32,9 +33,9 @@ Errors
 ------
 ERROR carries a stable `code`: `malformed` (not MessagePack, or no map with `op`),
 `unknown_op`, `bad_request` (wrong types or values), `frame_too_large` (the connection is
-closed after it), `hello_required`, `version_unsupported`, `limit` (too many sessions,
-namespaces or reservations), `unavailable` (shutting down, or the long tier failed),
-`internal`.
+closed after it), `hello_required`, `version_unsupported`, `limit` (too many connections or
+namespaces, or more values asked for inline than fit a reply), `unavailable` (the long tier
+could not be asked), `internal`.
 """
 
 from __future__ import annotations
@@ -51,13 +52,17 @@ VERSIONS = (1,)
 MAX_BATCH_KEYS = 4096  # A 2M-token prompt in 512-token blocks; bounds one pass of the loop.
 MAX_KEY_BYTES = 223  # 255 of the engine less 16 for the namespace, less 16 kept for later.
 MAX_NAMESPACE_CHARS = 1024
+MAX_SHORT_BYTES = 128
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Keys = Annotated[list[Key], msgspec.Meta(max_length=MAX_BATCH_KEYS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAMESPACE_CHARS)]
 RetentionName = Literal["none", "ephemeral", "short", "long"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=10 * 365 * 86400)]
+MAX_TTL_S = 10 * 365 * 86400.0
+MAX_FLUSH_S = 60.0  # A client that wants to wait longer asks again.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_TTL_S)]
+FlushSeconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_FLUSH_S)]
 
 STORED = "stored"
 REFRESHED = "refreshed"
@@ -85,7 +90,7 @@ class KeyedRequest(Message):
 class Hello(Message, tag="HELLO"):
     """Open a session. `released` names earlier sessions whose slots the client let go."""
 
-    versions: list[int]
+    versions: Annotated[list[int], msgspec.Meta(max_length=64)]
     client: str = ""
     engine: str | None = None
     block_bytes: Count | None = None
@@ -216,7 +221,7 @@ class Clear(Message, tag="CLEAR"):
 class Flush(Message, tag="FLUSH"):
     """Wait until the session's long blocks are durable or dropped."""
 
-    timeout_s: Seconds = 5.0
+    timeout_s: FlushSeconds = 5.0
 
 
 class StatsRequest(Message, tag="STATS"):
@@ -393,6 +398,16 @@ Reply = (
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Reply)
+
+
+class _Envelope(msgspec.Struct):
+    """A frame of which only two members matter, and those only if they are short."""
+
+    op: msgspec.Raw = msgspec.Raw(b"\xc0")
+    id: msgspec.Raw = msgspec.Raw(b"\x00")
+
+
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _loose_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 _REQUEST_OPS = frozenset(kind.__struct_config__.tag for kind in Request.__args__)
 
@@ -438,17 +453,27 @@ def decode_reply(body: bytes | bytearray | memoryview) -> Message:
 
 
 def _refusal(body: bytes | bytearray | memoryview, error: Exception) -> Refused:
-    """Find out what kind of nonsense a body is; only reached for refused frames."""
+    """Find out what kind of nonsense a body is, building nothing of it but `op` and `id`."""
     try:
-        plain = _loose_decoder.decode(body)
+        envelope = _envelope_decoder.decode(body)
+        op = _short(envelope.op)
     except Exception as loose:
-        return Refused("malformed", f"not MessagePack: {loose}", 0)
-    if not isinstance(plain, dict) or not isinstance(plain.get("op"), str):
+        return Refused("malformed", f"no MessagePack map with string keys: {loose}", 0)
+    if not isinstance(op, str):
         return Refused("malformed", "a frame is a map with a string `op`", 0)
-    request_id = plain.get("id", 0)
+    request_id = _short(envelope.id)
     if not isinstance(request_id, int) or not 0 <= request_id < 1 << 64:
         request_id = 0
-    op = plain["op"]
     if op not in _REQUEST_OPS:
         return Refused("unknown_op", f"there is no op {op[:64]!r}", request_id)
     return Refused("bad_request", f"{op}: {error}", request_id)
+
+
+def _short(raw: msgspec.Raw) -> Any:
+    """Return what raw MessagePack says; None where it is too long to be an op or an id."""
+    if len(memoryview(raw)) > MAX_SHORT_BYTES:
+        return None
+    try:
+        return _loose_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        return None

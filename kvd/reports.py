@@ -21,7 +21,7 @@ async def gather(
     errors: int,
     notes: list[str],
 ) -> Stats:
-    """Return the daemon's counters now. The store is asked on a reading thread."""
+    """Return the daemon's counters now. The store is asked on the index thread."""
     counters = cache.counters
     return Stats(
         version=__version__,
@@ -89,7 +89,9 @@ async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> Lon
         dropped=counters.dropped,
         entries=store.live if store is not None else 0,
         capacity_slots=store.capacity if store is not None else 0,
-        used_bytes=(store.capacity - store.free) * store.slot_bytes if store is not None else 0,
+        used_bytes=sum((pool.slots - pool.free) * pool.slot_bytes for pool in store.pools)
+        if store is not None
+        else 0,
         max_bytes=long_tier.max_bytes if long_tier is not None else 0,
         blocks_written=counters.blocks_written,
         bytes_written=counters.bytes_written,

@@ -68,14 +68,14 @@ class Reservations:
             session.expired[slot] = reservation
             self._memory.quarantine(slot)
 
-    def end(self, session: Session, *, writer_is_done: bool) -> bool:
+    def end(self, session: Session) -> bool:
         """End all of a session's reservations; True when slots stay quarantined for it."""
         slots = list(session.reserved) + list(session.expired)
         for slot in session.reserved:
             self._memory.quarantine(slot)
         session.reserved.clear()
         session.expired.clear()
-        if writer_is_done:
+        if session.writer_is_done:
             for slot in slots:
                 self._memory.end_quarantine(slot)
             return False

@@ -14,10 +14,17 @@ from typing import Any
 
 from kvd import protocol
 from kvd.arena import Arena
-from kvd.cache import Cache
+from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
 from kvd.errors import ProtocolError
-from kvd.frames import MAX_FRAME_BYTES, FrameReader
+from kvd.frames import (
+    INLINE_BATCH_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_OPENING_BYTES,
+    MAX_PLAIN_BYTES,
+    FrameReader,
+)
+from kvd.held_bytes import HeldBytes
 from kvd.listening import peer_credentials
 from kvd.protocol import Message
 from kvd.reports import gather
@@ -26,8 +33,7 @@ from kvd.session import RESERVATION_S, Session
 from kvd.version import __version__
 
 MAX_SESSIONS = 1024
-TICK_S = 0.5  # Heartbeat (clients give up after 2 s), expiry, reservations.
-SWEEP_BLOCKS = 1024  # A tick's share of expired blocks: about a millisecond.
+TICK_S = 0.5  # Heartbeat (lookups miss when it is 2 s old), expiry, reservations.
 ORPHAN_GRACE_S = 60.0  # Where no pidfd can tell that a client's process ended.
 MAX_BATCH_BLOCKS = 256
 MAX_OUTSTANDING = 1024  # Requests of one connection that wait for the disk or a flush.
@@ -53,13 +59,17 @@ class Server:
         self.sessions: dict[int, Session] = {}
         self.connections: set[Connection] = set()
         self.errors = 0
-        self.stopping = False
+        self.held = HeldBytes()
         self._started = time.monotonic()
         self._session_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         # Random start: a session id from before a restart must not name a new session.
         self._session_base = int.from_bytes(os.urandom(5), "big") << 20
         self.max_batch_blocks = max(1, min(MAX_BATCH_BLOCKS, arena.slot_count // 8))
+        values = min(INLINE_BATCH_BYTES, self.max_batch_blocks * arena.slot_bytes)
+        self.max_frame_bytes = min(
+            MAX_FRAME_BYTES, max(values, arena.slot_bytes) + MAX_PLAIN_BYTES
+        )
 
     def next_session_id(self) -> int:
         """Return an id that was never used, by this daemon or very likely any other."""
@@ -74,7 +84,7 @@ class Server:
     def tick(self) -> None:
         """Do what is due every `TICK_S`."""
         self.arena.beat()
-        self.cache.memory.sweep(SWEEP_BLOCKS)
+        self.cache.tick()
         for session in self.sessions.values():
             self.cache.storing.reservations.expire(session)
 
@@ -90,10 +100,11 @@ class Server:
             notes=self.notes,
         )
 
-    def end_session(self, session: Session, pidfd: int, *, writer_is_done: bool) -> None:
+    def end_session(self, session: Session, pidfd: int) -> None:
         """Forget a session; its written-to slots wait for the process to end."""
         self.sessions.pop(session.id, None)
-        if not self.cache.storing.reservations.end(session, writer_is_done=writer_is_done):
+        session.end_barriers()
+        if not self.cache.storing.reservations.end(session):
             if pidfd >= 0:
                 os.close(pidfd)
             return
@@ -121,14 +132,14 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._frames = FrameReader()
+        self._frames = FrameReader(MAX_OPENING_BYTES)
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self._pidfd = -1
         self._pid = 0
-        self._said_bye = False
         self._client_is_behind = False
         self._outstanding = 0
+        self._inline_bytes = 0
         self._backlog: deque[bytes] = deque()
 
     # -- asyncio's calls -----------------------------------------------------------------------
@@ -157,13 +168,15 @@ class Connection(asyncio.Protocol):
             return
         self._backlog.extend(bodies)
         self._work()
+        self._note_held()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session; a closed socket is not a dead process."""
         self._transport = None
         self._server.connections.discard(self)
+        self._server.held.note(self, 0)
         if self._session is not None:
-            self._server.end_session(self._session, self._pidfd, writer_is_done=self._said_bye)
+            self._server.end_session(self._session, self._pidfd)
             self._session = None
 
     def pause_writing(self) -> None:
@@ -173,12 +186,28 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on taking requests."""
         self._client_is_behind = False
+        self._note_held()
         self._work()
 
     def hang_up(self) -> None:
         """Close after what is already written."""
         if self._transport is not None:
             self._transport.close()
+
+    def drop(self, reason: str) -> None:
+        """Hang up at once, with nothing more sent or kept."""
+        self._server.errors += 1
+        logger.warning("the connection of process %d is dropped: %s", self._pid, reason)
+        self._frames.clear()
+        self._backlog.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _note_held(self) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            held_bytes = self._frames.pending_bytes + transport.get_write_buffer_size()
+            self._server.held.note(self, held_bytes)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -197,7 +226,11 @@ class Connection(asyncio.Protocol):
             transport.resume_reading()
 
     def _is_full(self) -> bool:
-        return self._client_is_behind or self._outstanding >= MAX_OUTSTANDING
+        return (
+            self._client_is_behind
+            or self._outstanding >= MAX_OUTSTANDING
+            or self._inline_bytes >= MAX_INLINE_BYTES
+        )
 
     def _serve(self, body: bytes) -> None:
         try:
@@ -221,7 +254,7 @@ class Connection(asyncio.Protocol):
         elif self._session is None:
             raise ProtocolError("hello_required", "the first request must be HELLO")
         elif isinstance(request, protocol.Bye):
-            self._said_bye = True
+            self._session.writer_is_done = True
             self._send(protocol.Ok(id=request.id))
             self.hang_up()
         else:
@@ -229,10 +262,21 @@ class Connection(asyncio.Protocol):
             if isinstance(answer, Message):
                 self._send(answer)
             else:
+                inline_bytes = self._inline_bytes_of(request)
                 self._outstanding += 1
-                self._server.run(self._finish(request.id, answer))
+                self._inline_bytes += inline_bytes
+                self._server.run(self._finish(request.id, answer, inline_bytes))
 
-    async def _finish(self, request_id: int, answer: Coroutine[Any, Any, Message]) -> None:
+    def _inline_bytes_of(self, request: Message) -> int:
+        """Return how much a lookup may come to hold until it is answered."""
+        if isinstance(request, protocol.Get | protocol.BatchGet) and request.inline:
+            keys = len(request.keys) if isinstance(request, protocol.BatchGet) else 1
+            return keys * self._server.arena.slot_bytes
+        return 0
+
+    async def _finish(
+        self, request_id: int, answer: Coroutine[Any, Any, Message], inline_bytes: int
+    ) -> None:
         try:
             self._send(await answer)
         except ProtocolError as error:
@@ -241,13 +285,17 @@ class Connection(asyncio.Protocol):
             logger.exception("answering request %d failed", request_id)
             self._refuse(request_id, "internal", "the daemon's log says more")
         finally:
+            was_full = self._is_full()
             self._outstanding -= 1
-            if self._backlog or self._outstanding == MAX_OUTSTANDING - 1:
+            self._inline_bytes -= inline_bytes
+            if self._backlog or was_full:
                 self._work()
 
     def _send(self, reply: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(protocol.encode(reply))
+            if self._client_is_behind:
+                self._note_held()
 
     def _refuse(self, request_id: int, code: str, message: str) -> None:
         self._server.errors += 1
@@ -267,11 +315,17 @@ class Connection(asyncio.Protocol):
                 f"the client {request.versions[:8]}",
             )
         for released in request.released:
+            open_still = server.sessions.get(released)
+            if open_still is not None and open_still.pid == self._pid:
+                # Its connection's end is still to be read, behind this.
+                open_still.writer_is_done = True
             server.cache.storing.reservations.release(released, self._pid)
         self._session = Session(
             server.next_session_id(), request.client[:256], request.engine, self._pid
         )
         server.sessions[self._session.id] = self._session
+        self._frames.max_frame_bytes = server.max_frame_bytes
+        self._frames.max_plain_bytes = MAX_PLAIN_BYTES
         self._pidfd = _pidfd(self._pid)
         if request.block_bytes is not None and request.block_bytes > server.arena.slot_bytes:
             logger.warning(
@@ -288,7 +342,7 @@ class Connection(asyncio.Protocol):
                 session=self._session.id,
                 server=__version__,
                 pid=os.getpid(),
-                max_frame_bytes=MAX_FRAME_BYTES,
+                max_frame_bytes=server.max_frame_bytes,
                 max_batch_keys=protocol.MAX_BATCH_KEYS,
                 max_batch_blocks=server.max_batch_blocks,
                 max_value_bytes=server.arena.slot_bytes,

@@ -30,12 +30,15 @@ class Session:
     expired : dict
         Reservations kept too long: answered `expired`, but the slots stay out of use while the
         process may still write into them.
+    writer_is_done : bool
+        The client said that it writes into none of its slots any more.
     """
 
     id: int
     client: str = ""
     engine: str | None = None
     pid: int = 0
+    writer_is_done: bool = False
     reserved: dict[int, tuple[int, float]] = field(default_factory=dict)
     expired: dict[int, int] = field(default_factory=dict)
     durable: int = 0
@@ -79,6 +82,12 @@ class Session:
         """Forget a barrier whose time is up."""
         if barrier in self._barriers:
             self._barriers.remove(barrier)
+
+    def end_barriers(self) -> None:
+        """Answer every FLUSH: the client is gone."""
+        barriers, self._barriers = self._barriers, []
+        for barrier in barriers:
+            barrier.answer()
 
     def _answer_barriers(self) -> None:
         # Tickets are handed out in order, so the oldest pending one decides for all.

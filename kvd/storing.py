@@ -91,6 +91,8 @@ class Storing:
         """Return a block's fate if it needs no slot: refreshed or refused. None: it does."""
         if keep.retention is Retention.NONE:
             return self.refuse(protocol.RETENTION_NONE)
+        if keep.expires_ns and self._write_back is not None and self._write_back.limits.is_full:
+            return self.refuse(protocol.NO_ROOM)
         if size > self._slot_bytes:
             if not self._warned_too_large:
                 self._warned_too_large = True
@@ -220,6 +222,9 @@ class Storing:
         self._memory.publish(block)
         self._memory.counters.bytes_in += length
         self._counters.stored += 1
+        if self._write_back is not None:
+            # A copy may be on disk from before, whatever becomes of this one.
+            self._write_back.limits.set(block.disk_key, block.expires_ns)
         if keep.retention is Retention.LONG:
             self._make_durable(session, block)
         return protocol.STORED
@@ -228,7 +233,7 @@ class Storing:
         self._counters.refreshed += 1
         self._memory.touch(block)
         if keep.expires_ns != block.expires_ns:
-            self._memory.set_expiry(block, keep.expires_ns)
+            self._set_expiry(block, keep.expires_ns)
         if keep.retention > block.retention:
             block.retention = keep.retention
             if not block.writing:
@@ -241,16 +246,31 @@ class Storing:
             self._write_back.touch(block.disk_key)
         return protocol.REFRESHED
 
+    def _set_expiry(self, block: Block, expires_ns: int) -> None:
+        self._memory.set_expiry(block, expires_ns)
+        if self._write_back is None:
+            return
+        self._write_back.limits.set(block.disk_key, expires_ns)
+        if block.durable and not block.writing:
+            # The copy on disk may be of another time to live. The writer looks, and writes it
+            # again if so.
+            block.durable = False
+            self._memory.place(block)
+            if block.retention is Retention.LONG:
+                self._write_back.offer(block)
+
     def _make_durable(self, session: Session, block: Block) -> None:
         """Queue a long block for the long tier and have the session hear of it."""
         if self._write_back is None:
             session.dropped += 1
             return
         queued = self._write_back.offer(block)
-        if not queued and block.durable:
-            session.durable += 1
-        elif not queued and self._long is not None and self._long.failure is not None:
+        if not queued and self._long is not None and self._long.failure is not None:
             session.dropped += 1
             self._long.counters.dropped += 1
-        else:
-            block.watchers.append((session, session.open_ticket()))
+            return
+        if not queued and block.durable:
+            # Whether the disk still has it is not known before the writer has looked.
+            block.durable = False
+            self._memory.place(block)
+        block.watchers.append((session, session.open_ticket()))

@@ -31,6 +31,15 @@ def checked_keys(keys: Sequence[bytes]) -> list[bytes]:
     return keys
 
 
+def checked_seconds(name: str, seconds: float, most: float) -> float:
+    """Return a number of seconds; ValueError naming it when it is none from 0 to `most`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} is a number of seconds, not {type(seconds).__name__}")
+    if not 0 <= seconds <= most:  # Also refuses nan.
+        raise ValueError(f"{name} is {seconds}: give 0 to {most:.0f} seconds")
+    return float(seconds)
+
+
 def flat_view(value: Any) -> memoryview:
     """Return a value's bytes as a flat view; TypeError when it is no contiguous buffer."""
     view = memoryview(value)

@@ -7,12 +7,14 @@ import logging
 import time
 from collections import deque
 
+from kvd.arena import release
 from kvd.block import Block, Retention
-from kvd.expiry import to_metadata
+from kvd.expiry import suits, to_metadata
+from kvd.expiry_limits import ExpiryLimits
 from kvd.long_tier import LongTier, Outcome, WriteItem
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import NamesFile, Namespaces
-from tablespace import ClosedError, FailedError, TablespaceError
+from tablespace import ClosedError, FailedError
 
 GROUP_BLOCKS = 64  # One commit. Measured: beyond it the syncs cost little of a group's time.
 GROUP_BLOCKS_WHILE_READING = 16  # A read then waits for a quarter of that.
@@ -59,6 +61,7 @@ class WriteBack:
         self._touched: dict[bytes, None] = {}
         self._touch_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.limits = ExpiryLimits(long_tier, namespaces.limits)
 
     @property
     def queue_blocks(self) -> int:
@@ -123,6 +126,7 @@ class WriteBack:
                 timeout=max(0.0, deadline - time.monotonic()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
+        await self.limits.drain(deadline - time.monotonic())
         left = len(self._queue) + self.in_flight_blocks
         self._long.counters.dropped += left
         return left
@@ -136,7 +140,7 @@ class WriteBack:
             group = self._take_group()
             if not group:
                 continue
-            names = self._namespaces.take_unsaved()
+            names = self._namespaces.take_unsaved({block.namespace for block, _ in group})
             touched, self._touched = list(self._touched), {}
             if not self._groups:
                 self._progress_at = time.monotonic()
@@ -161,31 +165,29 @@ class WriteBack:
     async def _write(
         self, group: list[tuple[Block, float]], touched: list[bytes], names: NamesFile | None
     ) -> None:
-        items = [
-            WriteItem(
-                block.disk_key,
-                self._memory.arena.view(block.slot, block.length),
-                block.checksum,
-                to_metadata(block.expires_ns),
-            )
-            for block, _ in group
-        ]
+        outcomes = [Outcome.DROPPED] * len(group)
+        expiries = [block.expires_ns for block, _ in group]
+        views: list[memoryview] = []
         try:
+            # Whatever goes wrong, in here or in the engine, costs this group and nothing else.
+            views += [self._memory.arena.view(block.slot, block.length) for block, _ in group]
+            items = [
+                WriteItem(block.disk_key, view, block.checksum, to_metadata(block.expires_ns))
+                for (block, _), view in zip(group, views, strict=True)
+            ]
             outcomes = await self._long.on_writer(self._write_blocking, items, touched, names)
-        except (TablespaceError, OSError, ValueError) as error:
+        except Exception as error:
             self._fail(error)
             if names is not None:
                 self._namespaces.put_back()
-            outcomes = [Outcome.DROPPED] * len(group)
         finally:
-            for item in items:
-                item.view.release()
-        self._groups -= 1
-        self.in_flight_blocks -= len(group)
-        self._progress_at = time.monotonic()
-        self._long.write_latency.add(self._progress_at - group[0][1])
-        for (block, _), outcome in zip(group, outcomes, strict=True):
-            self._land(block, outcome)
+            release(views)
+            self._groups -= 1
+            self.in_flight_blocks -= len(group)
+            self._progress_at = time.monotonic()
+            self._long.write_latency.add(self._progress_at - group[0][1])
+            for (block, _), outcome, expires_ns in zip(group, outcomes, expiries, strict=True):
+                self._land(block, outcome, expires_ns)
         self._refill()
         self._pump()
 
@@ -196,17 +198,27 @@ class WriteBack:
             self._namespaces.save(names)
         return self._long.write(items, touched)
 
-    def _land(self, block: Block, outcome: Outcome) -> None:
-        """Take a block back from the writer. One removed meanwhile only gives its slot back."""
+    def _land(self, block: Block, outcome: Outcome, expires_ns: int) -> None:
+        """Take a block back from the writer, which wrote it to expire at `expires_ns`.
+
+        One removed meanwhile only gives its slot back.
+        """
         gone = block.gone
         self.queue_bytes -= block.length
         self._memory.landed(block)
+        if outcome is Outcome.DURABLE:
+            self.limits.settle(block.disk_key, expires_ns)
         if gone:
-            # Its deletion was queued behind this write, so the disk forgets it too.
+            # If it was deleted, the deletion waits behind this write; if it expired, then the
+            # copy on disk does too.
             block.resolve(None)
             return
         if outcome is Outcome.DURABLE:
-            block.durable = True
+            block.durable = suits(expires_ns, block.expires_ns)
+            again = not block.durable and block.retention is Retention.LONG
+            if again and self.offer(block, anyway=True):
+                # Refreshed meanwhile: nobody hears that it is durable before that is.
+                return
             self._memory.place(block)
             block.resolve(True)
             return
@@ -222,9 +234,28 @@ class WriteBack:
                 block.namespace.name,
             )
             return
-        # Kept in memory for what it is worth, but never offered again: nothing would change.
+        self._keep_in_memory_only(block)
+
+    def _keep_in_memory_only(self, block: Block) -> None:
+        """Keep a dropped block for what it is worth: offered again, nothing would change."""
         block.retention = Retention.EPHEMERAL
         self._memory.place(block)
+
+    def _give_up(self) -> None:
+        """Drop whatever waits for a disk that failed for good: a FLUSH must not wait for it."""
+        waiting = [block for block, _ in self._queue]
+        self._queue.clear()
+        for block in waiting:
+            self.queue_bytes -= block.length
+            self._memory.landed(block)
+        waiting += self._memory.dirty_blocks(Retention.LONG)
+        for block in waiting:
+            if block.gone:
+                continue
+            block.durable = False
+            self._long.counters.dropped += 1
+            block.resolve(False)
+            self._keep_in_memory_only(block)
 
     def _refill(self) -> None:
         """Queue blocks that found the queue full."""
@@ -245,7 +276,7 @@ class WriteBack:
     async def _touch(self, keys: list[bytes]) -> None:
         try:
             await self._long.on_writer(self._long.touch, keys)
-        except (TablespaceError, OSError) as error:
+        except Exception as error:
             logger.debug("recency was not refreshed: %s", error)
 
     def _fail(self, error: Exception) -> None:
@@ -258,6 +289,7 @@ class WriteBack:
                     "restarted: %s. What it holds is still served",
                     self._long.failure,
                 )
+                self._give_up()
             return
         now = time.monotonic()
         if now >= self._complain_after:

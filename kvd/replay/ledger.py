@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvd.namespaces import disk_prefix
 from kvd.replay.content import key_of
 from kvd.replay.journal import JournalFollower
-
-NAMESPACE_DIGEST_BYTES = 16
 
 
 def long_key(namespace: str, hash_id: int) -> bytes:
     """Return the key a block has in the region: SHA-256(namespace)[:16], then its own key."""
-    digest = hashlib.sha256(namespace.encode()).digest()
-    return digest[:NAMESPACE_DIGEST_BYTES] + key_of(hash_id)
+    return disk_prefix(namespace) + key_of(hash_id)
 
 
 @dataclass(frozen=True)

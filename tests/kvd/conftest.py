@@ -1,23 +1,36 @@
-"""Fixtures: real daemons as child processes, each on its own socket and region."""
+"""Fixtures: real daemons as child processes, each on its own socket and region; and rigs."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import kvd
+from kvd import protocol
+from kvd.arena import Arena
+from kvd.cache import Cache
+from kvd.long_tier import LongTier
+from kvd.memory_tier import MemoryTier
+from kvd.namespaces import Namespaces
+from kvd.session import Session
+from kvd.storing import Keep
+from tablespace import checksum64
 
 START_S = 30.0
 STOP_S = 30.0
 POLL_S = 0.005
+RIG_SLOT_BYTES = 4096
+RIG_SLOTS = 64
 
 
 def poll(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
@@ -94,6 +107,100 @@ class DaemonProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(STOP_S)
+
+
+class Gate:
+    """Stops a call of the long tier before and after its work until it is told to go on."""
+
+    def __init__(self, long_tier, name):
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.calls = 0
+        self._call = getattr(long_tier, name)
+        setattr(long_tier, name, self)
+
+    def __call__(self, *args):
+        self.calls += 1
+        result = self._call(*args)
+        self.entered.set()
+        assert self.opened.wait(20)
+        return result
+
+    async def wait_entered(self):
+        assert await asyncio.get_running_loop().run_in_executor(None, self.entered.wait, 20)
+
+
+class Rig:
+    """A cache over a real region, in this process and loop, with gates at the disk."""
+
+    def __init__(self, directory):
+        self.long = LongTier(directory, 1 << 20, RIG_SLOT_BYTES, "auto")
+        self.long.open_region()
+        self.arena = Arena(RIG_SLOTS * RIG_SLOT_BYTES, RIG_SLOT_BYTES)
+        self.memory = MemoryTier(self.arena, writes_back=True)
+        self.memory.add_slots(0, RIG_SLOTS)
+        self.cache = Cache(self.memory, Namespaces(directory), self.long)
+        self.session = Session(1)
+        self.region = directory
+
+    def gate(self, name):
+        return Gate(self.long, name)
+
+    def put(self, key, value, retention="long", session=None, ttl_s=None):
+        item = protocol.SetItem(key, value, checksum64(value))
+        session = session or self.session
+        return self.cache.storing.set_inline(session, "m", [item], Keep.of(retention, ttl_s))[0]
+
+    def evict(self, *keys):
+        space = self.cache.namespaces.get("m")
+        for key in keys:
+            self.memory.remove(self.memory.find(space, key))
+
+    async def get(self, *keys):
+        hits, missing = self.cache.get("m", list(keys), True)
+        if missing:
+            hits = await self.cache.fetch("m", list(keys), True, hits, missing)
+        return [hit and hit.data for hit in hits]
+
+    async def exists(self, *keys):
+        present = self.cache.in_memory("m", list(keys))
+        return await self.cache.complete("m", list(keys), present)
+
+    async def only_on_disk(self, values):
+        for key, value in values.items():
+            assert self.put(key, value) == "stored"
+        assert (await self.cache.flush(self.session, 20)).pending == 0
+        self.evict(*values)
+
+    async def close(self):
+        for _ in range(1000):
+            if self.cache.write_back.idle:
+                break
+            await asyncio.sleep(0.005)
+        await self.long.on_writer(self.long.close_region)
+        self.long.shut_down()
+        self.arena.close()
+
+    def accounted(self):
+        memory = self.memory
+        return memory.free_slots + memory.entries + memory.reserved_slots
+
+
+@pytest.fixture
+def on_rig(tmp_path: Path) -> Callable[..., None]:
+    """Run a coroutine function over a fresh rig."""
+
+    def run(scenario: Callable[[Rig], Awaitable[None]]) -> None:
+        async def main() -> None:
+            rig = Rig(tmp_path)
+            try:
+                await scenario(rig)
+            finally:
+                await rig.close()
+
+        asyncio.run(main())
+
+    return run
 
 
 @pytest.fixture

@@ -150,3 +150,43 @@ def test_a_stop_does_not_wait_for_a_disk_that_hangs(daemons, wait_until):
     assert time.monotonic() - started < 15
     assert "not written in time and dropped: 1 blocks" in daemon.log
     assert not os.path.exists(daemon.socket)
+
+
+def test_the_sockets_name_goes_first_at_a_stop(daemons, wait_until):
+    """The name went last: for the whole drain clients connected to a daemon that no longer
+    answered."""
+    daemon = daemons("--drain-timeout", "3")
+    daemon.process = subprocess.Popen([sys.executable, "-c", STUCK, *daemon.flags])
+    wait_until(lambda: os.path.exists(daemon.socket))
+    with daemon.client() as client:
+        assert client.namespace("m").put(b"k", b"v")
+    daemon.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not os.path.exists(daemon.socket))
+    assert daemon.process.poll() is None
+    assert os.path.exists(daemon.socket + ".lock")
+    assert daemon.process.wait(20) == 0
+    assert not os.path.exists(daemon.socket + ".lock")
+
+
+def test_the_budget_may_change_at_a_restart(daemons, make_blocks, put_all):
+    """Larger: every block is kept. Smaller: those that lie in what is left. Both are said."""
+    values = make_blocks(200)
+    daemon = daemons("--long-bytes", "16M").start()
+    with daemon.client() as client:
+        put_all(client, client.namespace("m"), values)
+        slots = client.stats().long.capacity_slots
+    assert daemon.stop() == 0
+    for budget, enough, words in (("32M", 200, "from 16M"), ("16M", 100, "from 32M")):
+        daemon.flags[-1] = budget
+        daemon.start()
+        assert f"resized  {words}" in daemon.log
+        with daemon.client() as client:
+            long = client.stats().long
+            assert long.capacity_slots * 65536 <= long.max_bytes == int(budget[:-1]) << 20
+            assert (long.capacity_slots > slots) == (budget == "32M")
+            found = client.namespace("m").get_many(list(values))
+            assert sum(value is not None for value in found) >= enough
+            for wanted, value in zip(values.values(), found, strict=True):
+                assert value is None or value == wanted
+        assert daemon.stop() == 0
+    assert daemon.log.count("resized  from") == 2

@@ -7,7 +7,8 @@ import struct
 import msgspec
 import pytest
 
-from kvd.frames import MAX_FRAME_BYTES
+from kvd.frames import MAX_FRAME_BYTES, MAX_OPENING_BYTES, MAX_PLAIN_BYTES, FrameReader
+from kvd.held_bytes import FREE_BYTES, HeldBytes
 
 
 def _frame(body):
@@ -235,3 +236,143 @@ def test_half_a_frame_then_silence_blocks_nobody(raw, running):
     connection.socket.sendall(b"\x00\x00\x10\x00partial")
     with running.client() as client:
         assert client.namespace("m").put(b"x", b"y")
+
+
+def _peak_bytes(pid):
+    with open(f"/proc/{pid}/status") as status:
+        line = next(line for line in status if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+def _array(count, element):
+    return b"\xdd" + struct.pack(">I", count) + element * count
+
+
+def test_a_refused_frame_costs_no_memory_and_no_time(raw, running):
+    """A refused frame was decoded a second time, whole, to name what was wrong with it: 24 MiB
+    of empty maps became 1.8 GiB of dicts and held the loop, and the heartbeat, for 4 s."""
+    connection = raw().hello()
+    assert connection.ask(op="PING", id=1)["op"] == "OK"
+    before = _peak_bytes(running.pid)
+    size = MAX_PLAIN_BYTES - 64
+    for body, code in (
+        (b"\x82\xa2op\x01\xa1x" + _array(size, b"\x80"), "malformed"),
+        (b"\x82\xa1x" + _array(size, b"\x80") + b"\xa2op\xa3FLY", "unknown_op"),
+        (b"\x81\xa2op" + _array(size, b"\x80"), "malformed"),
+        (
+            b"\x83\xa2op\xa6EXISTS\xa9namespace\xa1n\xa4keys" + _array(size // 3, b"\xc4\x01k"),
+            "bad_request",
+        ),
+        (b"\x82\xa2op\xa5HELLO\xa8versions" + _array(size, b"\x02"), "bad_request"),
+    ):
+        connection.socket.sendall(_frame(body))
+        assert connection.reply()["code"] == code
+    items = _array(400_000, b"\x93\xc4\x01k\xc4\x00\x00")
+    connection.socket.sendall(
+        _frame(b"\x83\xa2op\xa9BATCH_SET\xa9namespace\xa1n\xa5items" + items)
+    )
+    assert connection.reply()["code"] == "bad_request"
+    assert _peak_bytes(running.pid) - before < 64 << 20
+
+
+def test_only_what_carries_values_may_be_large(raw):
+    """Every op was given 64 MiB; only SET and BATCH_SET need more than their keys."""
+    large = b"\x82\xa2op\xa6EXISTS\xa1x\xc6" + struct.pack(">I", MAX_PLAIN_BYTES)
+    for body in (
+        large,
+        b"\xdf\x00\x00\x00\x01\xa2op\xa4SETS" + bytes(8),
+        b"\x81" * 32,
+        b"\xc1" * 32,
+    ):
+        connection = raw().hello()
+        connection.socket.sendall(struct.pack(">I", MAX_PLAIN_BYTES + 1) + body)
+        assert connection.reply()["code"] == "frame_too_large"
+        with pytest.raises((EOFError, ConnectionResetError)):
+            connection.reply()
+    connection = raw()
+    connection.socket.sendall(struct.pack(">I", MAX_OPENING_BYTES + 1))
+    assert connection.reply()["code"] == "frame_too_large"
+
+
+def test_a_large_set_passes_in_every_shape_of_map(raw):
+    connection = raw().hello()
+    value = bytes(65536)
+    items = [[b"%d" % number, value, 0] for number in range(16)]
+    plain = msgspec.msgpack.encode({"op": "BATCH_SET", "id": 5, "namespace": "m", "items": items})
+    assert plain[0] == 0x84
+    for start in (plain[:1], b"\xde\x00\x04", b"\xdf\x00\x00\x00\x04"):
+        body = start + plain[1:]
+        reader = FrameReader(MAX_FRAME_BYTES, 1 << 16)
+        assert reader.feed(_frame(body)[:20]) == []
+        assert reader.feed(_frame(body)[20:]) == [body]
+        connection.socket.sendall(_frame(body))
+        assert len(connection.reply()["results"]) == 16
+
+
+def test_unfinished_frames_are_bounded_over_all_connections(raw, running, monkeypatch):
+    """Each of 1,024 connections could hold 64 MiB of a frame that never ended."""
+    hold = []
+    small, limit = FREE_BYTES + 1, 4 * (FREE_BYTES + 1)
+    held = HeldBytes(limit)
+
+    class Holder:
+        def drop(self, reason):
+            hold.remove(self)
+
+    def arrive():
+        hold.append(Holder())
+        held.note(hold[-1], small)
+
+    for _ in range(4):
+        arrive()
+    first, second = hold[:2]
+    held.note(first, FREE_BYTES)  # It finished its frame and begins another: now the youngest.
+    held.note(first, small)
+    arrive()
+    assert second not in hold
+    assert first in hold
+    for _ in range(100):
+        arrive()
+    assert len(hold) == 4
+    assert held.total_bytes == limit
+
+
+def test_a_connection_that_holds_too_much_is_dropped_and_others_live(raw, running):
+    size = 5 << 19  # A frame of this daemon may have 3 MiB.
+    part = b"\x82\xa2op\xa3SET\xa1x\xc6" + struct.pack(">I", size) + bytes(size)
+    slow = [raw().hello() for _ in range(110)]
+    for connection in slow:
+        try:
+            connection.socket.sendall(struct.pack(">I", len(part) + 100) + part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    connection = raw().hello()
+    assert connection.ask(op="PING", id=1)["op"] == "OK"
+    with open(f"/proc/{running.pid}/status") as status:
+        resident = next(line for line in status if line.startswith("VmRSS"))
+    assert int(resident.split()[1]) << 10 < 500 << 20
+    assert "is dropped" in running.log
+
+
+def test_inline_lookups_of_one_connection_are_bounded_together(raw, running, make_blocks):
+    """Sixty small requests for inline values of the disk held a gigabyte of them at once."""
+    values = make_blocks(200)
+    with running.client() as client:
+        blocks = client.namespace("m")
+        for key, value in values.items():
+            while not blocks.put(key, value):
+                client.flush(5)
+        client.flush(10)
+    connection = raw().hello()
+    before = _peak_bytes(running.pid)
+    keys = list(values)[:100]
+    count = 60
+    connection.socket.sendall(
+        b"".join(
+            _pack(op="BATCH_GET", id=n, namespace="m", keys=keys, inline=True)
+            for n in range(count)
+        )
+    )
+    for _ in range(count):
+        assert connection.reply()["op"] == "FOUND"
+    assert _peak_bytes(running.pid) - before < 200 << 20

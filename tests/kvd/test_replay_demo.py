@@ -34,17 +34,21 @@ def test_demo_recovers_what_was_confirmed(
 
 
 @pytest.mark.parametrize(
-    ("function", "remedy"),
-    [("available_memory_bytes", "stop something"), ("free_disk_bytes", "--dir")],
+    ("function", "found", "remedy"),
+    [
+        ("free_bytes", (100 << 20, "the machine"), "stop something"),
+        ("free_disk_bytes", 100 << 20, "--dir"),
+    ],
 )
 def test_missing_room_is_named_with_its_remedy(
     function: str,
+    found: object,
     remedy: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(demo, function, lambda *arguments: 100 << 20)
+    monkeypatch.setattr(demo, function, lambda *arguments: found)
     assert demo.main([f"--dir={tmp_path}"]) == 1
     shown = capsys.readouterr()
     assert remedy in shown.err

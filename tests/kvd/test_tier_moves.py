@@ -1,115 +1,20 @@
 """Moves between the tiers, forced into the interesting orders by gates at the disk."""
 
 import asyncio
-import threading
 
 import pytest
 
-from kvd import protocol
-from kvd.arena import Arena
-from kvd.cache import Cache
-from kvd.long_tier import LongTier
-from kvd.memory_tier import MemoryTier
-from kvd.namespaces import Namespaces
 from kvd.session import Session
-from kvd.storing import Keep
-from tablespace import FailedError, checksum64
+from tablespace import FailedError
 
 SLOT = 4096
 SLOTS = 64
 
 
-class Gate:
-    """Stops a call of the long tier before and after its work until it is told to go on."""
-
-    def __init__(self, long_tier, name):
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-        self.calls = 0
-        self._call = getattr(long_tier, name)
-        setattr(long_tier, name, self)
-
-    def __call__(self, *args):
-        self.calls += 1
-        result = self._call(*args)
-        self.entered.set()
-        assert self.opened.wait(20)
-        return result
-
-    async def wait_entered(self):
-        assert await asyncio.get_running_loop().run_in_executor(None, self.entered.wait, 20)
-
-
-class Rig:
-    """A cache over a real region, in this process and loop."""
-
-    def __init__(self, directory):
-        self.long = LongTier(directory, 1 << 20, SLOT, "auto")
-        self.long.open_region()
-        self.arena = Arena(SLOTS * SLOT, SLOT)
-        self.memory = MemoryTier(self.arena, writes_back=True)
-        self.memory.add_slots(0, SLOTS)
-        self.cache = Cache(self.memory, Namespaces(directory), self.long)
-        self.session = Session(1)
-
-    def put(self, key, value, retention="long", session=None):
-        item = protocol.SetItem(key, value, checksum64(value))
-        session = session or self.session
-        return self.cache.storing.set_inline(session, "m", [item], Keep.of(retention, None))[0]
-
-    async def get(self, *keys):
-        hits, missing = self.cache.get("m", list(keys), True)
-        if missing:
-            hits = await self.cache.fetch("m", list(keys), True, hits, missing)
-        return [hit and hit.data for hit in hits]
-
-    async def exists(self, *keys):
-        present = self.cache.in_memory("m", list(keys))
-        return await self.cache.complete("m", list(keys), present)
-
-    async def only_on_disk(self, values):
-        for key, value in values.items():
-            assert self.put(key, value) == "stored"
-        assert (await self.cache.flush(self.session, 20)).pending == 0
-        space = self.cache.namespaces.get("m")
-        for key in values:
-            self.memory.remove(self.memory.find(space, key))
-
-    async def close(self):
-        for _ in range(1000):
-            if self.cache.write_back.idle:
-                break
-            await asyncio.sleep(0.005)
-        await self.long.on_writer(self.long.close_region)
-        self.long.shut_down()
-        self.arena.close()
-
-    def accounted(self):
-        memory = self.memory
-        return memory.free_slots + memory.entries + memory.reserved_slots
-
-
-@pytest.fixture
-def on_rig(tmp_path):
-    """Run a coroutine function over a fresh rig."""
-
-    def run(scenario):
-        async def main():
-            rig = Rig(tmp_path)
-            try:
-                await scenario(rig)
-            finally:
-                await rig.close()
-
-        asyncio.run(main())
-
-    return run
-
-
 def test_many_askers_cause_one_read(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"value"})
-        gate = Gate(rig.long, "read")
+        gate = rig.gate("read")
         askers = [asyncio.ensure_future(rig.get(b"k")) for _ in range(8)]
         await gate.wait_entered()
         late = asyncio.ensure_future(rig.get(b"k", b"k"))
@@ -127,7 +32,7 @@ def test_many_askers_cause_one_read(on_rig):
 def test_removal_during_a_promotion_wins(on_rig, how):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"value"})
-        gate = Gate(rig.long, "read")
+        gate = rig.gate("read")
         asker = asyncio.ensure_future(rig.get(b"k"))
         await gate.wait_entered()
         remove = rig.cache.delete("m", [b"k"]) if how == "delete" else rig.cache.clear("m")
@@ -146,7 +51,7 @@ def test_removal_during_a_promotion_wins(on_rig, how):
 def test_lookups_do_not_believe_the_disk_while_a_delete_is_on_its_way(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"value"})
-        gate = Gate(rig.long, "delete")
+        gate = rig.gate("delete")
         removed = asyncio.ensure_future(rig.cache.delete("m", [b"k"]))
         await gate.wait_entered()
         assert await rig.get(b"k") == [None]
@@ -164,7 +69,7 @@ def test_lookups_do_not_believe_the_disk_while_a_delete_is_on_its_way(on_rig):
 @pytest.mark.parametrize("how", ["delete", "clear"])
 def test_removal_during_a_write_back_wins(on_rig, how):
     async def scenario(rig):
-        gate = Gate(rig.long, "write")
+        gate = rig.gate("write")
         assert rig.put(b"k", b"value") == "stored"
         await gate.wait_entered()
         remove = rig.cache.delete("m", [b"k"]) if how == "delete" else rig.cache.clear("m")
@@ -184,7 +89,7 @@ def test_removal_during_a_write_back_wins(on_rig, how):
 def test_a_set_during_a_promotion_keeps_the_set(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"old"})
-        gate = Gate(rig.long, "read")
+        gate = rig.gate("read")
         asker = asyncio.ensure_future(rig.get(b"k"))
         await gate.wait_entered()
         assert rig.put(b"k", b"new") == "stored"
@@ -198,7 +103,7 @@ def test_a_set_during_a_promotion_keeps_the_set(on_rig):
 
 def test_a_block_changed_after_commit_is_thrown_away_not_written(on_rig):
     async def scenario(rig):
-        gate = Gate(rig.long, "touch")
+        gate = rig.gate("touch")
         stuck = rig.long.on_writer(rig.long.touch, [])
         await gate.wait_entered()
         assert rig.put(b"k", b"value") == "stored"
@@ -217,7 +122,7 @@ def test_a_block_changed_after_commit_is_thrown_away_not_written(on_rig):
 def test_a_full_arena_serves_the_disk_inline_and_refuses_sets(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"value"})
-        gate = Gate(rig.long, "write")
+        gate = rig.gate("write")
         stored = [rig.put(b"%d" % number, b"v") for number in range(SLOTS + 5)]
         assert stored == ["stored"] * SLOTS + ["no_room"] * 5
         await gate.wait_entered()
@@ -272,7 +177,7 @@ def test_a_group_the_disk_refused_is_dropped_and_the_next_one_tried(on_rig):
 def test_a_stalled_disk_makes_dirty_blocks_give_way(on_rig, monkeypatch):
     async def scenario(rig):
         monkeypatch.setattr("kvd.write_back.STALL_S", 0.0)
-        gate = Gate(rig.long, "write")
+        gate = rig.gate("write")
         for number in range(3 * SLOTS):
             assert rig.put(b"%d" % number, bytes(SLOT)) == "stored"
             await asyncio.sleep(0)
@@ -286,7 +191,7 @@ def test_a_stalled_disk_makes_dirty_blocks_give_way(on_rig, monkeypatch):
 def test_flush_is_about_the_session_that_asks(on_rig):
     async def scenario(rig):
         other = Session(2)
-        gate = Gate(rig.long, "write")
+        gate = rig.gate("write")
         rig.put(b"k", b"value", session=other)
         await gate.wait_entered()
         assert await rig.cache.flush(rig.session, 5) == rig.session.flushed()
@@ -302,7 +207,7 @@ def test_flush_is_about_the_session_that_asks(on_rig):
 def test_closing_waits_for_readers_and_refuses_new_ones(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"value"})
-        gate = Gate(rig.long, "read")
+        gate = rig.gate("read")
         asker = asyncio.ensure_future(rig.get(b"k"))
         await gate.wait_entered()
         closing = asyncio.ensure_future(rig.long.on_writer(rig.long.close_region))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import tablespace
 from kvd import config, protocol
 from tablespace import checksum64
 
@@ -60,6 +63,53 @@ def test_lines_shown_in_format_are_lines_of_the_format() -> None:
         body, _, rest = line.partition(',"line":"')
         assert rest == f'{checksum64(body.encode()):016x}"}}', line
         assert line == msgspec.json.encode(msgspec.json.decode(line)).decode()
+
+
+def test_format_names_every_op_and_member_of_the_engine() -> None:
+    codec = text_of("tablespace/src/tablespace/_core/line_codec.pyx")
+    ops = set(re.findall(r"""skip\(&cursor, b'(\w+)"'""", codec)) & {
+        "put",
+        "evict",
+        "delete",
+        "drop",
+        "claim",
+        "release",
+    }
+    page = text_of("docs/format.md")
+    assert len(ops) == codec.count("out.kind = RECORD_") - codec.count("out.kind = RECORD_NONE")
+    for name in ("region", "journal", "snapshot"):
+        source = text_of(f"tablespace/src/tablespace/{name}.py")
+        for body in re.findall(r"^class _\w+Line\(.*\n((?:    \w+: .*\n)+)", source, re.M):
+            ops |= set(re.findall(r"^    (\w+):", body, re.M))
+    ops |= set(re.findall(r"""b['"].*?,"(\w+)":""", codec)) - {"line"}
+    assert len(ops) >= 20
+    assert ops <= members(page)
+
+
+def test_every_call_of_the_engine_is_in_its_readme() -> None:
+    calls = {name for name in vars(tablespace.Store) if not name.startswith("_")}
+    calls -= {"announce", "after_fork_in_child"}  # For the package itself.
+    assert len(calls) >= 18
+    assert calls <= members(text_of("tablespace/README.md"))
+    options = set(inspect.signature(tablespace.open).parameters) - {"path"}
+    shown = set(re.findall(r"`(\w+)(?:=[^`]*)?`", text_of("tablespace/CHANGELOG.md")))
+    assert options <= shown
+
+
+@pytest.mark.parametrize("page", ["pools-and-claims", "resize"])
+def test_an_example_of_a_decision_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    text = text_of(f"docs/decisions/{page}.md")
+    found = re.search(r"^\$ python - <<'EOF'\n(.*?)^EOF\n(.*?)^```$", text, re.M | re.S)
+    assert found is not None
+    done = subprocess.run(
+        [sys.executable, "-c", found[1]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == found[2]
 
 
 def requests() -> list[Any]:

@@ -125,11 +125,21 @@ def test_development_requirements_hold_nothing_unexplained() -> None:
 
 
 def imported_by(folder: Path) -> dict[str, Path]:
-    """Return the top-level modules that a package imports, with a file that does."""
+    """Return the top-level modules that a package imports when it runs, with a file that does."""
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for_types = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for statement in node.body
+            for inner in ast.walk(statement)
+        }
+        for node in ast.walk(tree):
             names = []
+            if id(node) in for_types:
+                continue
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

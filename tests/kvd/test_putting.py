@@ -1,0 +1,235 @@
+"""Reserved slots: never in two hands, and given back whatever ends a put."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import kvd
+from kvd import protocol
+from kvd.mapping import ArenaMapping
+
+
+class _Slow:
+    """Holds the copy of values that begin with a byte until it is told to go on."""
+
+    def __init__(self, monkeypatch, first):
+        self.inside = threading.Event()
+        self.go = threading.Event()
+        real = ArenaMapping.write
+
+        def write(mapping, grant, value):
+            if bytes(value[:1]) == first:
+                self.inside.set()
+                assert self.go.wait(20)
+            real(mapping, grant, value)
+
+        monkeypatch.setattr(ArenaMapping, "write", write)
+
+
+def test_closing_while_another_thread_copies_gives_no_slot_away(daemons, monkeypatch):
+    """`close` said BYE with a copy under way in another thread. The daemon gave the slot to the
+    next client at once, and the copy overwrote that client's block: 64 KiB of wrong bytes."""
+    daemon = daemons(disk=False).start()
+    slow = _Slow(monkeypatch, b"A")
+    first, second = daemon.client(), daemon.client()
+    results = []
+    writer = threading.Thread(
+        target=lambda: results.append(first.namespace("a").put(b"k", b"A" * 65536))
+    )
+    writer.start()
+    assert slow.inside.wait(20)
+    first.close()
+    blocks = second.namespace("b")
+    keys = [b"%d" % number for number in range(8)]
+    assert all(blocks.put_many([(key, b"B" * 65536) for key in keys]))
+    slow.go.set()
+    writer.join()
+    assert results == [False]
+    assert blocks.get_many(keys) == [b"B" * 65536] * 8
+    # The next session of that process says that the copying is over.
+    assert first.namespace("a").put(b"l", b"v")
+    memory = second.stats().memory
+    assert (memory.slots_reserved, memory.slots_quarantined) == (0, 0)
+    first.close()
+    second.close()
+
+
+def test_no_put_begins_on_a_connection_that_says_bye(running):
+    client = running.client()
+    connection = client.connection()
+    client.close()
+    with pytest.raises(kvd.UnavailableError):
+        client.begin_write(connection, object())
+    assert not connection.writers
+
+
+def test_an_interrupted_put_gives_its_slots_back(daemons, monkeypatch):
+    """An exception between RESERVE and COMMIT left the slots reserved for the session's life;
+    after a quarter of the arena every put was refused with `no_room`."""
+    daemon = daemons(disk=False).start()
+    with daemon.client() as client:
+        blocks = client.namespace("m")
+
+        def interrupted(mapping, grant, value):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ArenaMapping, "write", interrupted)
+            for turn in range(5):
+                with pytest.raises(KeyboardInterrupt):
+                    blocks.put_many([(b"%d-%d" % (turn, n), bytes(100)) for n in range(10)])
+        memory = client.stats().memory
+        assert (memory.slots_reserved, memory.slots_quarantined) == (0, 0)
+        assert all(blocks.put_many([(b"%d" % n, bytes(100)) for n in range(16)]))
+
+
+def test_a_reserve_without_an_answer_costs_the_connection_not_the_slots(
+    running, monkeypatch, wait_until
+):
+    """A RESERVE that timed out was answered later; nobody knew of its slots any more."""
+    with running.client() as client, running.client(map_arena=False) as watcher:
+        blocks = client.namespace("m")
+        ask = client.ask
+
+        def too_late(request, kind, **how):
+            reply = ask(request, kind, **how)
+            if isinstance(request, protocol.Reserve):
+                raise kvd.UnavailableError("the daemon did not answer in time")
+            return reply
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "ask", too_late)
+            for _ in range(3):
+                assert not blocks.put(b"l", b"v")
+        assert blocks.put(b"m", b"v")
+
+        def back():
+            memory = watcher.stats().memory
+            return memory.slots_reserved == memory.slots_quarantined == 0
+
+        wait_until(back)
+
+
+def test_signals_at_any_moment_leak_no_slot(daemons, wait_until):
+    """As `test_an_interrupted_put_gives_its_slots_back`, at moments nobody chose. Half a frame
+    left by an exception in `sendall` made the daemon misread all that followed it, too."""
+    daemon = daemons("--max-bytes", "32M", disk=False).start()
+
+    class Alarm(Exception):
+        pass
+
+    def on_alarm(number, frame):
+        raise Alarm
+
+    previous = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        with daemon.client() as client, daemon.client(map_arena=False) as watcher:
+            blocks = client.namespace("m")
+            for turn in range(120):
+                items = [(b"%d-%d" % (turn, n), bytes(65536)) for n in range(32)]
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.004 * (turn % 20) / 20)
+                    blocks.put_many(items, retention="ephemeral")
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Alarm:
+                    pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            wait_until(lambda: blocks.put(b"after", b"v"))
+
+            def back():
+                memory = watcher.stats().memory
+                return memory.slots_reserved + memory.slots_quarantined == 0
+
+            wait_until(back)
+            assert watcher.stats().errors_total == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_a_session_released_before_its_end_is_seen_gives_its_slots_back(running, wait_until):
+    """The HELLO that names an old session may be read before the old connection's end: the
+    slots then stayed out of use while the process lived."""
+    old, new = running.client(), running.client()
+    old.ask(protocol.Reserve(namespace="m", sizes=[10] * 8), protocol.Granted)
+    session = old.connection().limits.session
+    new._released.append(session)
+    assert new.stats().memory.slots_reserved == 8
+    old.connection().close()
+
+    def back():
+        memory = new.stats().memory
+        return memory.slots_reserved == memory.slots_quarantined == 0
+
+    wait_until(back)
+    new.close()
+
+
+@pytest.mark.parametrize("ttl_s", [-1, -1.0, float("nan"), float("inf"), 1e12])
+def test_a_time_to_live_that_cannot_be_meant_is_an_error(tmp_path, ttl_s):
+    """It gave False and the reason `unavailable`, as if there were no daemon."""
+    blocks = kvd.Client(tmp_path / "none.sock").namespace("m")
+    with pytest.raises(ValueError, match="ttl_s"):
+        blocks.put(b"k", b"v", ttl_s=ttl_s)
+    with pytest.raises(TypeError, match="ttl_s"):
+        blocks.put(b"k", b"v", ttl_s="5")
+
+
+def test_a_flush_timeout_that_cannot_be_meant_is_an_error(tmp_path):
+    client = kvd.Client(tmp_path / "none.sock")
+    for timeout_s in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="timeout_s"):
+            client.flush(timeout_s)
+
+
+def test_a_long_flush_is_asked_for_in_parts(running, monkeypatch):
+    with running.client() as client:
+        monkeypatch.setattr(protocol, "MAX_FLUSH_S", 0.05)
+        asked = []
+        ask = client.ask
+
+        def pending(request, kind, **how):
+            asked.append(request.timeout_s)
+            time.sleep(0.05)
+            reply = ask(request, kind, **how)
+            return protocol.FlushedReply(flushed=kvd.Flushed(0, 0, 1)) if reply else reply
+
+        monkeypatch.setattr(client, "ask", pending)
+        assert client.flush(0.3).pending == 1
+        assert 2 <= len(asked) <= 8
+        assert max(asked) <= 0.05
+
+
+def test_a_stopped_heartbeat_makes_lookups_miss_at_once(running, wait_until):
+    """The daemon wrote a heartbeat and no client read it: a hanging daemon cost every lookup
+    the client's whole timeout."""
+    with running.client(timeout_s=5.0) as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", b"v")
+        os.kill(running.pid, signal.SIGSTOP)
+        try:
+            time.sleep(2.2)
+            started = time.monotonic()
+            assert blocks.get(b"k") is None
+            assert blocks.exists([b"k"]) == [False]
+            assert blocks.match_prefix([b"k"]) == 0
+            assert time.monotonic() - started < 1
+        finally:
+            os.kill(running.pid, signal.SIGCONT)
+        wait_until(lambda: blocks.get(b"k") == b"v")
+
+
+def test_a_daemon_that_left_is_not_taken_for_one_that_hangs(running, wait_until):
+    client = running.client()
+    blocks = client.namespace("m")
+    assert blocks.put(b"k", b"v")
+    assert client.flush(10).durable == 1
+    running.kill()
+    time.sleep(2.2)
+    assert blocks.get(b"k") is None
+    running.start()
+    wait_until(lambda: blocks.get(b"k") == b"v")
+    client.close()
