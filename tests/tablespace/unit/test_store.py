@@ -265,3 +265,34 @@ def test_entries_are_an_array_in_order_of_recency(store: Store) -> None:
     assert set(found["slot_bytes"]) == {16384}
     assert list(found["checksum"])[:1] == [tablespace.checksum64(b"v")]
     assert len(set(zip(found["container"], found["slot"], strict=True))) == 5
+
+
+def test_a_region_opened_without_sizes_keeps_its_own(tmp_path: Path) -> None:
+    """The default budget of 64 GiB once grew a small region that was opened without one."""
+    path = tmp_path / "region"
+    with tablespace.open(path, max_bytes="512K", slot_bytes=["4K", "16K"]) as store:
+        store.put(b"k", b"v")
+        pools = store.stats().pools
+    with tablespace.open(path) as store:
+        assert store.get(b"k") == b"v"
+        assert store.stats().pools == pools
+    assert len(list((path / "containers").iterdir())) == 4
+    with pytest.raises(tablespace.GeometryError, match="container_bytes"):
+        tablespace.open(path, container_bytes="64K")
+
+
+def test_the_journal_is_laid_ahead_while_open_and_tidy_once_closed(
+    open_small: Opener, tmp_path: Path
+) -> None:
+    store = open_small()
+    journal = tmp_path / "region" / "index.log"
+    store.put(b"k", b"v")
+    size = journal.stat().st_size
+    assert size > 1 << 20
+    for number in range(50):
+        store.put(b"%d" % number, b"v")
+    assert journal.stat().st_size == size
+    assert journal.read_bytes().rstrip(b"\n").count(b'"op":"put"') == 51
+    store.close()
+    assert journal.stat().st_size < 4096
+    assert not journal.read_bytes().endswith(b"\n\n")
