@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tablespace.commit import Barrier, Committer
 from tablespace.io.directory import Directory
 from tablespace.journal import JOURNAL_BACKUP_NAME, install_journal, stage_journal
+from tablespace.layout import MIN_JOURNAL_BYTES
 from tablespace.region import Region
 from tablespace.snapshot import (
     SNAPSHOT_BACKUP_NAME,
@@ -21,7 +22,6 @@ from tablespace.snapshot import (
 )
 
 logger = logging.getLogger("tablespace")
-MIN_JOURNAL_BYTES = 64 << 20
 
 
 @dataclass

@@ -199,6 +199,18 @@ def plan_geometry(
     return Geometry(sizes, container, budget // container)
 
 
+# Hex of the longest key and metadata, and the other columns of a snapshot's entry.
+MAX_ENTRY_TEXT_BYTES = 2 * (MAX_KEY_BYTES + MAX_METADATA_BYTES) + 60
+MIN_JOURNAL_BYTES = 64 << 20
+
+
+def index_bound_bytes(geometry: Geometry) -> int:
+    """Return what journal, snapshot, their .bak and one being written can come to at most."""
+    snapshot = geometry.capacity * MAX_ENTRY_TEXT_BYTES + (1 << 20)
+    journal = max(MIN_JOURNAL_BYTES, snapshot) + (2 << 20)
+    return 3 * snapshot + 3 * journal
+
+
 def container_name(container_index: int) -> str:
     """Return the file name of a container: a number, four digits or more."""
     return f"{container_index:04d}.bin"

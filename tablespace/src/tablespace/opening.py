@@ -13,7 +13,14 @@ from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
 from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME, identify_by_journal
-from tablespace.layout import Geometry, container_name, format_size, parse_size, plan_geometry
+from tablespace.layout import (
+    Geometry,
+    container_name,
+    format_size,
+    index_bound_bytes,
+    parse_size,
+    plan_geometry,
+)
 from tablespace.recovery import (
     RECOVER_MODES,
     Recovered,
@@ -426,9 +433,11 @@ def _open_containers(
 def _tell(directory: Directory, region: Region, choice: IoChoice, report: RecoveryReport) -> None:
     """Say once what was opened and chosen."""
     logger.info(
-        "%s: %s; %d entries from %s and %d journal records in %.3f s; %s",
+        "%s: %s, index files of at most %s; %d entries from %s and %d journal records in %.3f s; "
+        "%s",
         directory.path,
         region.geometry,
+        format_size(index_bound_bytes(region.geometry)),
         report.entries,
         report.source,
         report.journal_records,
