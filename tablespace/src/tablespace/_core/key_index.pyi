@@ -19,9 +19,7 @@ class KeyIndex:
     def keys_with_prefix(self, prefix: bytes) -> list[bytes]: ...
     def columns(
         self,
-    ) -> tuple[
-        list[bytes], list[int], list[int], list[int], list[int], list[int], list[int]
-    ]: ...
+    ) -> tuple[list[bytes], list[int], list[int], list[int], list[int], list[int], list[int]]: ...
     def restore(
         self,
         key: bytes,

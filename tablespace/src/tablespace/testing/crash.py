@@ -138,12 +138,12 @@ class Hunt:
         for stop in stops(self.start, disk.clock, self.stride, self.seed):
             state.advance_to(stop)
             allowed = self.recorder.allowed_at(stop)
-            wanted = self.recorder.shape_at(stop)
+            wanted = self.recorder.shape_at(stop) or self.geometry
             self.report.stops += 1
             for choice in choices(state, self.limit, random.Random(f"{self.seed}/{stop}")):
                 image = state.image(choice)
-                self._try(state, choice, allowed, image, wanted or self.geometry)
-                found = shape_of(state.image(choice)) if wanted is not None else None
+                found = shape_of(image) if len(self.recorder.shapes) > 1 else wanted
+                self._try(state, choice, allowed, image, wanted)
                 if found is not None and found != wanted:
                     self._try(state, choice, allowed, state.image(choice), found)
         return self.report

@@ -63,6 +63,7 @@ class Workload:
         self.io_mode = io_mode
         self.chance = random.Random(seed)
         self.recorder = Recorder(self.disk, evicts=evict)
+        self.recorder.shapes = [(0, geometry)]
         self.numbers: Iterator[int] = itertools.count(1)
         self.open()
 
@@ -149,7 +150,7 @@ class Workload:
         values = read_all(store, recorder.keys)
         recorder.judge(values, allowed)
         recorder.moments = [Moment(0, {key: frozenset({value}) for key, value in values.items()})]
-        recorder.shapes = [(0, self.geometry)] if recorder.shapes else []
+        recorder.shapes = [(0, self.geometry)]
         return choice
 
     def random(
