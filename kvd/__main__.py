@@ -18,6 +18,13 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         command = arguments[0]
         if command not in COMMANDS:
@@ -36,6 +43,7 @@ def _serve(arguments: list[str]) -> int:
     from kvd.config import parse
     from kvd.daemon import serve
     from kvd.errors import ConfigError, RefusedError
+    from kvd.refusals import os_remedy
 
     try:
         config = parse(arguments)
@@ -51,8 +59,9 @@ def _serve(arguments: list[str]) -> int:
     except RefusedError as error:
         sys.stderr.write(f"kvd: {error}\n")
         return 1
-    except KeyboardInterrupt:
-        return 130
+    except OSError as error:
+        sys.stderr.write(f"kvd: {error}; {os_remedy(error, 'the system refuses to go on')}\n")
+        return 1
 
 
 if __name__ == "__main__":

@@ -71,7 +71,11 @@ class Cache:
     def get(
         self, name: str, keys: list[bytes], inline: bool
     ) -> tuple[list[protocol.Hit | None], list[int]]:
-        """Look keys up in memory; return the hits and the positions still to be fetched."""
+        """Look keys up in memory; return the hits and the positions still to be fetched.
+
+        Values that go inline are copied last, by `fetch` when there is something to fetch: a
+        reply in waiting then holds none.
+        """
         namespace = self.namespaces.look(name)
         memory = self.memory
         hits: list[protocol.Hit | None] = []
@@ -91,7 +95,7 @@ class Cache:
             memory.touch(block)
             if self.write_back is not None:
                 self.write_back.touch(block.disk_key)
-            hits.append(self._hit(block, "memory", inline))
+            hits.append(self._hit(block, "memory"))
             memory.counters.bytes_out += block.length
         found = len(keys) - len(missing)
         if found and not self.counters.hits:
@@ -100,7 +104,11 @@ class Cache:
         memory.counters.misses += len(missing)
         self.counters.gets += len(keys)
         self.counters.hits += found
-        return hits, missing if self._promoter is not None else []
+        if self._promoter is not None and missing:
+            return hits, missing
+        if inline:
+            self._copy_values(namespace, keys, hits)
+        return hits, []
 
     async def fetch(
         self,
@@ -124,7 +132,7 @@ class Cache:
                     "long", len(block.value), block.checksum, -1, -1, 0, block.value
                 )
             else:
-                hits[position] = self._hit(block, "long", inline)
+                hits[position] = self._hit(block, "long")
                 self.memory.touch(block)
         if found:
             self.namespaces.keep(namespace)
@@ -133,24 +141,40 @@ class Cache:
         self.long.counters.hits += found
         self.long.counters.misses += len(missing) - found
         self.counters.hits += found
+        if inline:
+            self._copy_values(namespace, keys, hits)
         return hits
 
-    def _hit(self, block: Block, tier: str, inline: bool) -> protocol.Hit:
-        arena = self.memory.arena
-        data = None
-        if inline:
-            view = arena.view(block.slot, block.length)
-            data = bytes(view)
-            view.release()
+    def _hit(self, block: Block, tier: str) -> protocol.Hit:
         return protocol.Hit(
             tier,
             block.length,
             block.checksum,
             block.slot,
-            arena.offset(block.slot),
+            self.memory.arena.offset(block.slot),
             block.version,
-            data,
         )
+
+    def _copy_values(
+        self, namespace: Namespace, keys: list[bytes], hits: list[protocol.Hit | None]
+    ) -> None:
+        """Put the values into hits that go inline, just before they are sent.
+
+        What memory has lost since it was found is a miss after all.
+        """
+        arena = self.memory.arena
+        for position, (key, hit) in enumerate(zip(keys, hits, strict=True)):
+            if hit is None or hit.data is not None:
+                continue
+            block = self.memory.find(namespace, key)
+            if block is None:
+                hits[position] = None
+                self.counters.hits -= 1
+                continue
+            found = self._hit(block, hit.tier)
+            with arena.view(block.slot, block.length) as view:
+                found.data = bytes(view)
+            hits[position] = found
 
     async def on_disk(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
         """Return which keys the long tier has and may be believed to have."""

@@ -16,6 +16,7 @@ from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.namespace_handle import NamespaceHandle
 from kvd.protocol import Message
+from kvd.putting import UNAVAILABLE
 from kvd.results import Flushed, Stats
 from kvd.socket_path import client_socket
 from kvd.values import checked_seconds
@@ -238,11 +239,11 @@ class Client:
             fresh = set(reasons) - self._warned
             self._warned |= fresh
         for reason in fresh:
-            hint = (
-                "; raise the daemon's --tablespace-slot-bytes"
-                if reason == protocol.TOO_LARGE
-                else ""
-            )
+            hint = ""
+            if reason == protocol.TOO_LARGE:
+                hint = "; raise the daemon's --tablespace-slot-bytes"
+            elif reason == UNAVAILABLE:
+                hint = f": {self._no_daemon()}"
             logger.warning("a block was not stored: %s%s (said once, then counted)", reason, hint)
 
     def begin_write(self, connection: Connection, writer: object) -> None:
@@ -270,6 +271,12 @@ class Client:
                     self._release(connection)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _no_daemon(self) -> str:
+        return (
+            f"no kvd daemon answers on {self.socket}; start one there (python -m kvd --socket "
+            f"{self.socket}), or name its socket by KVD_SOCKET"
+        )
 
     def _hello(self) -> protocol.Hello:
         return protocol.Hello(

@@ -59,6 +59,8 @@ def parse(argv: Sequence[str]) -> Config:
             f"--tablespace-slot-bytes {flags.tablespace_slot_bytes}: must be a multiple of 4K "
             f"between 4K and {format_size(MAX_SLOT_BYTES)}, for example 64K"
         )
+    if flags.socket == "":
+        raise ConfigError("--socket: empty; name a path, or leave the flag out for the default")
     max_bytes, notes = _memory_budget(flags.max_bytes, slot_bytes)
     long_bytes = _size("--long-bytes", flags.long_bytes)
     long_path = _long_path(flags.long_path)

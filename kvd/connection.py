@@ -2,6 +2,10 @@
 
 Whichever waiting thread finds nobody reading reads until its own reply is there, handing the
 others theirs. So one socket serves any number of threads without a thread of its own.
+
+A signal handler may raise anywhere in here. So there are only locks written in C, every wait
+has a bound, and whatever leaves a call unexpectedly breaks the connection: nobody then relies
+on what it left half done.
 """
 
 from __future__ import annotations
@@ -20,7 +24,29 @@ from kvd.mapping import ArenaMapping
 from kvd.protocol import Message
 
 RECEIVE_BYTES = 1 << 18
+LOOK_UP_S = 0.1  # Who waits looks so often whether an interrupted thread broke the connection.
 HEARTBEAT_S = 2.0  # The daemon writes one every half second.
+
+
+class _Waiter:
+    """One request that waits for its reply."""
+
+    __slots__ = ("_woken", "reply")
+
+    def __init__(self) -> None:
+        self.reply: Message | None = None
+        self._woken = threading.Lock()
+        self._woken.acquire()
+
+    def wake(self) -> None:
+        try:
+            self._woken.release()
+        except RuntimeError:
+            pass  # Woken already, and has not looked yet.
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until woken, for whatever reason, or for so long."""
+        self._woken.acquire(timeout=timeout_s)
 
 
 class Connection:
@@ -59,10 +85,9 @@ class Connection:
         self.writers: set[object] = set()
         self.closing = False
         self._ids = itertools.count(1)
-        self._condition = threading.Condition()
         self._send_lock = threading.Lock()
-        self._waiting: dict[int, Message | None] = {}
-        self._reading = False
+        self._read_lock = threading.Lock()
+        self._waiting: dict[int, _Waiter] = {}
         self._broken: str | None = None
         self._received_at = 0.0
         self._frames = FrameReader()
@@ -77,6 +102,8 @@ class Connection:
             self._socket.close()
             raise UnavailableError(f"no kvd daemon on {path}: {error}") from error
         except BaseException:
+            # Also where an interrupted dup() left a descriptor: the session ends all the same.
+            self._shut_down()
             self._socket.close()
             raise
 
@@ -112,36 +139,36 @@ class Connection:
         request_id = next(self._ids)
         request.id = request_id
         frame = protocol.encode(request)
-        with self._condition:
-            self._require_alive()
-            self._waiting[request_id] = None
+        waiter = _Waiter()
         started = time.monotonic()
         try:
+            self._waiting[request_id] = waiter
+            self._require_alive()
             self._send(frame, deadline)
-            reply = self._await(request_id, deadline)
+            reply = self._await(waiter, deadline)
         except TimeoutError as error:
             if self._received_at < started:
                 # Not one byte for anybody: take the daemon for stuck, and miss from now on.
                 self.close("the daemon does not answer")
             raise UnavailableError("the daemon did not answer in time") from error
+        except UnavailableError:
+            raise
+        except BaseException:
+            self.close("a call was interrupted")
+            raise
         finally:
-            with self._condition:
-                self._waiting.pop(request_id, None)
+            self._waiting.pop(request_id, None)
         if isinstance(reply, protocol.Error):
             raise ProtocolError(reply.code, reply.message)
         return reply
 
     def close(self, reason: str = "closed") -> None:
         """Break the connection: whoever waits is told."""
-        with self._condition:
-            if self._broken is None:
-                self._broken = reason
-            self._condition.notify_all()
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._close_descriptors()
+        if self._broken is None:
+            self._broken = reason
+        self._wake_all()
+        self._shut_down()
+        self._let_go()
 
     def abandon(self) -> None:
         """Close this process's copy after a fork; the parent's session goes on."""
@@ -151,64 +178,98 @@ class Connection:
     # -- sending and receiving -----------------------------------------------------------------
 
     def _send(self, frame: bytes, deadline: float) -> None:
-        with self._send_lock:
-            try:
-                self._sender.settimeout(_left(deadline))
-                self._sender.sendall(frame)
-            except OSError as error:
-                # Also a timeout: half a frame may be out, so nothing can follow it.
-                self.close(f"sending failed: {error}")
-                raise UnavailableError(f"the daemon left: {error}") from error
-            except BaseException:
-                # A signal handler's exception leaves half a frame out just the same.
-                self.close("sending was interrupted")
-                raise
+        while not self._send_lock.acquire(timeout=min(LOOK_UP_S, _left(deadline))):
+            self._require_alive()
+        try:
+            self._require_alive()
+            self._sender.settimeout(_left(deadline))
+            self._sender.sendall(frame)
+        except OSError as error:
+            # Also a timeout: half a frame may be out, so nothing can follow it.
+            self.close(f"sending failed: {error}")
+            raise UnavailableError(f"the daemon left: {error}") from error
+        except UnavailableError:
+            raise
+        except BaseException:
+            # Before the lock is free: whoever sends next must find the connection broken.
+            self.close("sending was interrupted")
+            raise
+        finally:
+            self._send_lock.release()
+            if self._broken is not None:
+                self._let_go()
 
-    def _await(self, request_id: int, deadline: float) -> Message:
-        while True:
-            with self._condition:
-                while True:
-                    reply = self._waiting[request_id]
-                    if reply is not None:
-                        return reply
-                    self._require_alive()
-                    if not self._reading:
-                        self._reading = True
-                        break
-                    if not self._condition.wait(_left(deadline)):
-                        raise TimeoutError
-            messages: list[Message] = []
-            try:
-                messages = self._receive(deadline)
-            finally:
-                with self._condition:
-                    self._reading = False
-                    for message in messages:
-                        if message.id in self._waiting:
-                            self._waiting[message.id] = message
-                    self._condition.notify_all()
+    def _await(self, waiter: _Waiter, deadline: float) -> Message:
+        while waiter.reply is None:
+            self._require_alive()
+            if self._read_lock.acquire(blocking=False):
+                try:
+                    while waiter.reply is None:
+                        self._require_alive()
+                        self._receive(deadline)
+                finally:
+                    self._read_lock.release()
+                    # One of the others reads on; each looks by itself whether that is it.
+                    self._wake_all()
+                    if self._broken is not None:
+                        self._let_go()
+            else:
+                waiter.wait(min(LOOK_UP_S, _left(deadline)))
+        return waiter.reply
 
-    def _receive(self, deadline: float) -> list[Message]:
+    def _receive(self, deadline: float) -> None:
+        """Receive what there is and hand out the replies in it."""
         try:
             self._socket.settimeout(_left(deadline))
             data = self._socket.recv(RECEIVE_BYTES)
             if not data:
                 raise ConnectionResetError("end of stream")
             self._received_at = time.monotonic()
-            return [protocol.decode_reply(body) for body in self._frames.feed(data)]
+            for body in self._frames.feed(data):
+                message = protocol.decode_reply(body)
+                waiter = self._waiting.get(message.id)
+                if waiter is not None:
+                    waiter.reply = message
+                    waiter.wake()
         except TimeoutError:
             raise
         except (OSError, ProtocolError) as error:
             self.close(f"receiving failed: {error}")
             raise UnavailableError(f"the daemon left: {error}") from error
         except BaseException:
-            # Bytes may have been taken from the socket and lost: the next frame's begin with them.
+            # Bytes may be lost that were taken: before the lock is free, break the connection.
             self.close("receiving was interrupted")
             raise
+
+    def _wake_all(self) -> None:
+        for waiter in list(self._waiting.values()):
+            waiter.wake()
 
     def _require_alive(self) -> None:
         if self._broken is not None:
             raise UnavailableError(f"the connection is gone: {self._broken}")
+
+    def _shut_down(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def _let_go(self) -> None:
+        """Close the descriptors, unless a thread is in a call on them: then it does so later.
+
+        A closed number goes to the next socket at once, and a thread that is about to poll it
+        would wait there for what never comes.
+        """
+        if self._read_lock.acquire(blocking=False):
+            try:
+                if self._send_lock.acquire(blocking=False):
+                    try:
+                        self._close_descriptors()
+                    finally:
+                        self._send_lock.release()
+            finally:
+                self._read_lock.release()
 
     def _close_descriptors(self) -> None:
         self._socket.close()

@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from kvd.arena import Arena
 from kvd.cache import Cache
@@ -22,7 +24,8 @@ from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
-from kvd.server import TICK_S, Connection, Server
+from kvd.refusals import memory_refusal, os_remedy
+from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
 from kvd.version import __version__
 from tablespace import TablespaceError, format_size
 
@@ -32,6 +35,8 @@ SWITCH_INTERVAL_S = 0.0005
 # Blocks form no cycles; the default thresholds would scan all of them every few thousand sets.
 GC_THRESHOLDS = (50_000, 50, 100)
 THREAD_EXIT_S = 1.0
+MIN_DESCRIPTORS = 64  # Loop, arena, region and its containers, and a few clients.
+ACCEPT_COMPLAIN_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +47,53 @@ def serve(config: Config) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     # Two descriptors a session (connection and pidfd): the soft limit is often 1,024.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < MIN_DESCRIPTORS:
+        raise ConfigError(
+            f"this process may open {most} files, and {MIN_DESCRIPTORS} are the least to serve "
+            f"with: raise the limit (ulimit -n), best to {2 * MAX_SESSIONS + MIN_DESCRIPTORS}"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    stop = StopSignals()
     with contextlib.closing(ListeningSocket(config.socket)) as listening:
-        status = asyncio.run(_run(config, listening))
+        status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
+    stop.ignore()
     return status
+
+
+class StopSignals:
+    """SIGTERM and SIGINT, from the first to the last moment: repeated, they change nothing.
+
+    asyncio's own handlers go with its loop, and a signal after that would end the process with
+    another status than it stopped with.
+    """
+
+    NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self._came = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+        for number in self.NUMBERS:
+            signal.signal(number, self._note)
+
+    def event(self) -> asyncio.Event:
+        """Return what is set in the running loop once a signal came."""
+        event = asyncio.Event()
+        self._event, self._loop = event, asyncio.get_running_loop()
+        if self._came:
+            event.set()
+        return event
+
+    def ignore(self) -> None:
+        """Let the interpreter's own end be undisturbed."""
+        for number in self.NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        if self._loop is not None and self._event is not None:
+            _call_in_loop(self._loop, self._event.set)
 
 
 def _leave_stuck_threads(status: int) -> None:
@@ -61,11 +108,9 @@ def _leave_stuck_threads(status: int) -> None:
                 os._exit(status)
 
 
-async def _run(config: Config, listening: ListeningSocket) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+async def _run(config: Config, listening: ListeningSocket, signals: StopSignals) -> int:
+    stop = signals.event()
+    asyncio.get_running_loop().set_exception_handler(LoopComplaints())
     long_tier = None
     if config.long_path is not None:
         long_tier = LongTier(
@@ -90,7 +135,7 @@ async def _serve(
     try:
         arena = Arena(config.max_bytes, config.slot_bytes)
     except OSError as error:
-        raise ConfigError(f"--max-bytes {config.max_bytes}: {error}; ask for less") from error
+        raise memory_refusal(config.max_bytes, error) from error
     arena.pin()
     memory = MemoryTier(arena, writes_back=long_tier is not None)
     names_directory = config.long_path if long_tier is not None else None
@@ -109,9 +154,7 @@ async def _serve(
 
     def population_ended(error: OSError) -> None:
         if not first_slots.done():
-            first_slots.set_exception(
-                ConfigError(f"--max-bytes {config.max_bytes}: {error}; ask for less")
-            )
+            first_slots.set_exception(memory_refusal(config.max_bytes, error))
         logger.error(
             "the kernel gave no more memory after %d of %d slots (%s); the rest stays unused",
             arena.populated_slots,
@@ -141,6 +184,26 @@ async def _serve(
         arena.close()
     logger.info("stopped")
     return 0
+
+
+class LoopComplaints:
+    """What the loop itself complains of. It retries an accept for ever and says so each time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._silent_until = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log a complaint; those about connections not accepted once in a while."""
+        if not str(context.get("message")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+            return
+        now = self._clock()
+        if now >= self._silent_until:
+            self._silent_until = now + ACCEPT_COMPLAIN_S
+            error = context.get("exception")
+            remedy = os_remedy(error, "is retried") if isinstance(error, OSError) else "is retried"
+            logger.error("a connection was not accepted: %s; %s", error, remedy)
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
@@ -189,7 +252,7 @@ async def _banner(config: Config, server: Server, long_tier: LongTier | None) ->
     else:
         stats = await long_tier.on_index(long_tier.stats)
         lines.append(
-            f"  disk     {format_size(config.long_bytes)} in {long_tier.directory}, "
+            f"  disk     {format_size(config.long_bytes)} in {long_tier.region}, "
             f"{stats.capacity} slots, io {stats.io_mode} by {stats.io_engine}"
         )
         if long_tier.resized_from is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kvd import protocol
+from kvd.errors import ProtocolError
 from kvd.protocol import Message
 from kvd.storing import Keep
 
@@ -31,6 +32,8 @@ def _batch_get(server: Server, session: Session, request: protocol.BatchGet) -> 
 def _look_up(
     server: Server, request_id: int, name: str, keys: list[bytes], inline: bool
 ) -> Answer:
+    if inline and len(set(keys)) < len(keys):
+        raise ProtocolError("bad_request", "a key is named twice; ask inline for each once")
     hits, missing = server.cache.get(name, keys, inline)
     if not missing:
         return protocol.Found(id=request_id, hits=hits)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import socket
 import stat
 import struct
 
 from kvd.errors import ConfigError, RefusedError
+from kvd.refusals import socket_refusal
 
 MAX_SOCKET_PATH_BYTES = 107  # unix(7): sun_path, less its NUL.
 BACKLOG = 128
@@ -50,11 +52,14 @@ class ListeningSocket:
             )
         try:
             self._lock_fd = self._take_lock()
-            self.socket = self._bind()
+            try:
+                self._remove_leftovers()
+                self.socket = self._bind()
+            except BaseException:
+                self._drop_lock(self._lock_fd)
+                raise
         except OSError as error:
-            raise ConfigError(
-                f"--socket {path}: {error}; choose a path in a directory you can write to"
-            ) from error
+            raise socket_refusal(path, error) from error
 
     def announce(self) -> None:
         """Give the socket its name: from now on clients connect."""
@@ -70,8 +75,17 @@ class ListeningSocket:
         """Take the name away and close. The lock goes last: until then the path is ours."""
         self.withdraw()
         self.socket.close()
+        self._drop_lock(self._lock_fd)
+
+    def _drop_lock(self, fd: int) -> None:
         self._unlink(self._lock_path)
-        os.close(self._lock_fd)
+        os.close(fd)
+
+    def _remove_leftovers(self) -> None:
+        """Remove the sockets of daemons killed as they started: none starts beside us."""
+        for name in glob.glob(f"{glob.escape(self.path)}.*"):
+            if name.removeprefix(f"{self.path}.").isdecimal() and _is_socket(name):
+                self._unlink(name)
 
     @staticmethod
     def _unlink(path: str) -> None:
@@ -102,15 +116,22 @@ class ListeningSocket:
                 noted = os.pread(fd, 32, 0).decode(errors="replace").strip()
                 os.close(fd)
                 raise self._refusal(_live_holder(self.path), noted) from None
+            except OSError:
+                # Locks are refused to everybody there, so it is nobody's.
+                self._drop_lock(fd)
+                raise
             if _same_file(fd, self._lock_path):
                 break
             os.close(fd)  # Its holder removed it between our open and our lock.
-        holder = _live_holder(self.path)
-        if holder is not None:
-            os.close(fd)
-            raise self._refusal(holder, "")
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            holder = _live_holder(self.path)
+            if holder is not None:
+                raise self._refusal(holder, "")
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            self._drop_lock(fd)
+            raise
         return fd
 
     def _refusal(self, holder: int | None, noted: str) -> RefusedError:

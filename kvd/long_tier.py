@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from tablespace.shared import checksum_many
 
 import tablespace
-from kvd.errors import ConfigError, RefusedError
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.latency import LatencyRing
+from kvd.refusals import region_refusal
 from kvd.results import Cleared
 from tablespace import ClosedError, TablespaceError, checksum64
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tablespace import Store, StoreStats
 
 READER_THREADS = 4
-DELETE_BATCH = 256  # One commit group of the engine.
 SHORTEN_BLOCKS = 64
 SHORTEN_BYTES = 16 << 20  # Held in memory while times to live are rewritten.
 REGION_DIRECTORY = "region"
@@ -153,6 +152,11 @@ class LongTier:
             raise ClosedError("the region is closed: the daemon is stopping")
         return self._store
 
+    @property
+    def region(self) -> Path:
+        """Return the region's directory, which `tablespace info` takes."""
+        return self.directory / REGION_DIRECTORY
+
     def open_region(self) -> None:
         """Open or create the region.
 
@@ -163,7 +167,7 @@ class LongTier:
         ConfigError
             When it cannot be opened as asked.
         """
-        path = self.directory / REGION_DIRECTORY
+        path = self.region
         try:
             path.mkdir(parents=True, exist_ok=True)
             before = _container_bytes(path)
@@ -178,21 +182,8 @@ class LongTier:
             )
             if before and before != _container_bytes(path):
                 self.resized_from = before
-        except tablespace.BusyError as error:
-            raise RefusedError(
-                f"the region {path} is in use by {_holder(error)}; stop that one, or choose "
-                "another --long-path"
-            ) from error
-        except (TablespaceError, ValueError) as error:
-            raise ConfigError(
-                f"--long-path {self.directory}: {error}; give the flags the region was made "
-                "with, or another directory"
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"--long-path {self.directory}: {error}; give it room or permission, or lower "
-                "--long-bytes"
-            ) from error
+        except (TablespaceError, ValueError, OSError) as error:
+            raise region_refusal(self.directory, path, error) from error
 
     def write(self, items: Sequence[WriteItem], touched: Sequence[bytes]) -> list[Outcome]:
         """Make blocks durable, refreshing recency first; those already there are not written.
@@ -381,8 +372,8 @@ class LongTier:
                 entry = store.stat(key)
                 entries += 1
                 size_bytes += entry.length if entry is not None else 0
-        for first in range(0, len(keys), DELETE_BATCH):
-            store.delete_many(keys[first : first + DELETE_BATCH])
+        if keys:
+            store.clear(prefix)
         return Cleared(entries, size_bytes)
 
     def stats(self) -> StoreStats:
@@ -410,12 +401,3 @@ def _submit(
 
 def _container_bytes(region: Path) -> int:
     return sum(file.stat().st_size for file in (region / "containers").glob("*"))
-
-
-def _holder(error: tablespace.BusyError) -> str:
-    """Return how to call the process that holds a region."""
-    holder = getattr(error, "holder", None)
-    if not isinstance(holder, dict):
-        return str(error)
-    where = f" on host {holder['host']}" if holder.get("host") else ""
-    return f"process {holder.get('pid', 'unknown')}{where}"

@@ -223,21 +223,27 @@ class NamespaceHandle:
 
     def _look_up(self, keys: list[bytes]) -> tuple[Connection, list[protocol.Hit | None]] | None:
         """Ask the daemon; None when it cannot be asked."""
+        distinct = keys
         try:
             connection = self._client.connection_to_look_up()
+            inline = connection.mapping is None
+            if inline:
+                # A value comes once, however often it is asked for.
+                distinct = list(dict.fromkeys(keys))
             reply = self._client.ask(
-                protocol.BatchGet(
-                    namespace=self.name, keys=keys, inline=connection.mapping is None
-                ),
+                protocol.BatchGet(namespace=self.name, keys=distinct, inline=inline),
                 protocol.Found,
                 connection=connection,
             )
         except UnavailableError:
             return None
-        if len(reply.hits) != len(keys):
+        if len(reply.hits) != len(distinct):
             connection.close("BATCH_GET was answered for another number of keys")
             return None
-        return connection, reply.hits
+        if len(distinct) == len(keys):
+            return connection, reply.hits
+        by_key = dict(zip(distinct, reply.hits, strict=True))
+        return connection, [by_key[key] for key in keys]
 
     # -- asking --------------------------------------------------------------------------------
 

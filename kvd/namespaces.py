@@ -217,4 +217,9 @@ class Namespaces:
                 f"{self._path}: has version {found.version}, this kvd knows {FORMAT_VERSION}; use "
                 "the kvd that wrote it, or remove it: only the names that people see are lost"
             )
+        if len(found.namespaces) > MAX_NAMESPACES:
+            raise ConfigError(
+                f"{self._path}: has {len(found.namespaces)} names, at most {MAX_NAMESPACES} are "
+                "kept; remove it: only the names that people see are lost"
+            )
         return list(found.namespaces)

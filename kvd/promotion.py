@@ -16,6 +16,7 @@ from kvd.namespaces import Namespace
 
 READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
 LOOSE_BYTES = 16 << 20  # What one lookup may carry inline when memory has no slot for it.
+MAX_LOOSE_BYTES = 64 << 20  # What all lookups may read so at a time; beyond it they miss.
 LONG_TIMEOUT_S = 2.0  # A read that takes longer is a miss for the asker, and still promotes.
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Promoter:
         self._long = long_tier
         self._flying: dict[tuple[int, bytes], Promotion] = {}
         self._stranded: list[tuple[int, memoryview]] = []
+        self._loose_bytes = 0
 
     def void(self, namespace: Namespace, key: bytes) -> None:
         """Make sure that a read under way for a key publishes nothing."""
@@ -129,9 +131,28 @@ class Promoter:
         positions: list[int],
         blocks: list[Block | Loose | None],
     ) -> None:
-        """Read what memory had no slot for into fresh bytes."""
+        """Read what memory had no slot for into fresh bytes, as many as may be."""
+        slot_bytes = self._long.slot_bytes
+        room = min(LOOSE_BYTES, MAX_LOOSE_BYTES - self._loose_bytes)
+        # One that is larger than its share still goes, when nothing else does.
+        positions = positions[: room // slot_bytes or (0 if self._loose_bytes else 1)]
+        held_bytes = len(positions) * slot_bytes
+        self._loose_bytes += held_bytes
+        try:
+            await self._read_into(namespace, keys, positions, blocks)
+        finally:
+            self._loose_bytes -= held_bytes
+
+    async def _read_into(
+        self,
+        namespace: Namespace,
+        keys: list[bytes],
+        positions: list[int],
+        blocks: list[Block | Loose | None],
+    ) -> None:
+        if not positions:
+            return
         generation = namespace.generation
-        positions = positions[: max(1, LOOSE_BYTES // self._long.slot_bytes)]
         buffers = [bytearray(self._long.slot_bytes) for _ in positions]
         views = [memoryview(buffer) for buffer in buffers]
         disk_keys = [namespace.prefix + keys[position] for position in positions]

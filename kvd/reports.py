@@ -108,5 +108,6 @@ async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> Lon
         io_engine=store.io_engine if store is not None else "",
         recovered_entries=store.recovery.entries if store is not None else 0,
         recovery_seconds=store.recovery.seconds if store is not None else 0.0,
+        region=str(long_tier.region) if long_tier is not None else "",
         recovery_source=str(store.recovery.source) if store is not None else "",
     )

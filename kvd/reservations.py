@@ -8,6 +8,7 @@ no slot back: the slot waits in quarantine for the client's word or its process'
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from kvd import protocol
@@ -34,10 +35,13 @@ class Reservations:
         self._session_limit = max(1, memory.arena.slot_count // SESSION_SHARE)
         # Slots of closed sessions whose process may live on, by session id.
         self._orphans: dict[int, tuple[int, list[int]]] = {}
+        self._orphaned: Counter[int] = Counter()  # How many of these slots, by process.
 
     def reserve(self, session: Session) -> tuple[int, int] | None:
         """Return (slot, reservation), or None when there is no room for this session."""
-        if len(session.reserved) + len(session.expired) >= self._session_limit:
+        # A process that drops session after session holds no more than one that keeps its own.
+        held = len(session.reserved) + len(session.expired) + self._orphaned[session.pid]
+        if held >= self._session_limit:
             self._memory.counters.no_room += 1
             return None
         reserved = self._memory.reserve()
@@ -81,6 +85,7 @@ class Reservations:
             return False
         if slots:
             self._orphans[session.id] = (session.pid, slots)
+            self._orphaned[session.pid] += len(slots)
         return bool(slots)
 
     def release(self, session_id: int, pid: int | None = None) -> None:
@@ -92,5 +97,9 @@ class Reservations:
         if pid is not None and owner != pid:
             return
         self._orphans.pop(session_id, None)
+        if slots:
+            self._orphaned[owner] -= len(slots)
+            if not self._orphaned[owner]:
+                del self._orphaned[owner]
         for slot in slots:
             self._memory.end_quarantine(slot)

@@ -100,6 +100,7 @@ class LongStats(msgspec.Struct, frozen=True):
     recovered_entries: int
     recovery_seconds: float
     recovery_source: str
+    region: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True):

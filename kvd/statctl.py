@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UnavailableError as error:
             sys.stderr.write(f"kvd statctl: {error}; is the daemon running, on this socket?\n")
             return 1
+    # Its own session asks for nothing and is nobody's engine.
+    stats = msgspec.structs.replace(stats, sessions=max(0, stats.sessions - 1))
     reason = no_hits_reason(stats)
     if flags.json:
         document = stats.to_dict()
@@ -37,11 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def no_hits_reason(stats: Stats) -> str | None:
-    """Return the likely reason for 0 hits, or None when there are hits."""
+    """Return the likely reason for 0 hits, or None when there are hits.
+
+    `sessions` counts those of others.
+    """
     if stats.hits_total:
         return None
     if not stats.sets_total and not stats.gets_total:
-        if not stats.engines and stats.sessions <= 1:
+        if not stats.engines and not stats.sessions:
             return "no engine is connected: set KVD_SOCKET for it to this daemon's socket"
         return "engines are connected but asked for nothing yet: send the same prompt twice"
     if not stats.gets_total:
@@ -84,6 +89,7 @@ def _lines(stats: Stats, reason: str | None) -> list[str]:
     ]
     if long.enabled:
         rows += [
+            ("long.region", long.region),
             ("long.hits", long.hits),
             ("long.misses", long.misses),
             ("long.evictions", long.evictions),

@@ -31,6 +31,7 @@ class Meter:
         self._label = label
         self._total = total
         self._done = 0
+        self._shown = -1
         self._next_line = time.monotonic() + LINE_INTERVAL_S
         self._bar: Progress | None = None
         if self._stream.isatty():
@@ -57,6 +58,8 @@ class Meter:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif kind is None and 0 <= self._shown < 100:
+            self._show(100)
 
     def advance(self, units: int = 1) -> None:
         """Count more units as done."""
@@ -65,5 +68,8 @@ class Meter:
             self._bar.update(self._task, completed=self._done)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL_S
-            percent = 100 * self._done // max(1, self._total)
-            print(f"{self._label}: {percent} %", file=self._stream, flush=True)
+            self._show(min(100, 100 * self._done // max(1, self._total)))
+
+    def _show(self, percent: int) -> None:
+        self._shown = percent
+        print(f"{self._label}: {percent} %", file=self._stream, flush=True)

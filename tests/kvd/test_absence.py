@@ -87,3 +87,11 @@ def test_a_closed_client_opens_a_new_session_when_used_again(running):
     assert blocks.get(b"k") == b"v"
     client.close()
     client.close()
+
+
+def test_blocks_nobody_took_name_the_socket_and_the_remedy(tmp_path, caplog):
+    """`a block was not stored: unavailable` left the reader to find out what and where."""
+    client = kvd.Client(tmp_path / "none.sock", timeout_s=0.5)
+    assert client.namespace("m").put(b"k", b"v") is False
+    assert f"no kvd daemon answers on {tmp_path}/none.sock" in caplog.text
+    assert "python -m kvd --socket" in caplog.text

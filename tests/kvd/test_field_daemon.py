@@ -178,7 +178,7 @@ def test_a_fresh_daemon_counts_everything_and_nothing(daemons, disk):
         stats = client.stats()
     facts = {"slot_bytes", "slots", "slots_populated", "slots_free", "pinned", "enabled"}
     facts |= {"capacity_slots", "max_bytes", "io_mode", "io_engine", "recovery_source"}
-    facts |= {"recovery_seconds"}
+    facts |= {"recovery_seconds", "region"}
     for part in (stats.memory, stats.long):
         for name in part.__struct_fields__:
             found = getattr(part, name)

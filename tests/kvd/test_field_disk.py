@@ -11,8 +11,9 @@ import pytest
 import kvd
 
 SLOT = 65536
-# What the region may take beside its containers here: region.json, journals and snapshots.
-INDEX_BYTES = 1 << 20
+# What the region may take beside its containers here: region.json, journals, each with a MiB of
+# filler ahead of its end, and snapshots.
+INDEX_BYTES = 2 << 20
 
 SLOW = """
 import sys, time

@@ -1,6 +1,7 @@
 """Flags and commands: each mistake is named together with its remedy."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,10 @@ def test_statctl_prints_counters_and_the_likely_reason(running):
     assert first.returncode == 0
     assert "sets_total" in first.stdout
     assert "no engine is connected" in first.stdout
+    # It counted itself above the line that nobody is connected.
+    assert re.search(r"^sessions +0$", first.stdout, re.MULTILINE)
+    # What `tablespace info` takes is the region's directory, not the long path.
+    assert f"{running.long_path}/region" in first.stdout
     with running.client(engine="vllm") as client:
         blocks = client.namespace("m")
         blocks.put(b"k", b"v")
@@ -195,4 +200,5 @@ def test_statctl_without_a_daemon_exits_with_one(tmp_path):
 def test_the_banner_says_how_to_connect(running):
     assert f"KVD_SOCKET={running.socket}" in running.log
     assert "128 slots of 64K" in running.log
+    assert f"{running.long_path}/region," in running.log
     assert "first hit" in running.log

@@ -376,3 +376,17 @@ def test_inline_lookups_of_one_connection_are_bounded_together(raw, running, mak
     for _ in range(count):
         assert connection.reply()["op"] == "FOUND"
     assert _peak_bytes(running.pid) - before < 200 << 20
+
+
+def test_a_key_named_often_is_sent_once(raw, running):
+    """511 times one key in a request of 1.5 KiB was answered by 32 MiB."""
+    with running.client(map_arena=False) as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", bytes(65536), retention="ephemeral")
+        assert blocks.get_many([b"k", b"absent", b"k"]) == [bytes(65536), None, bytes(65536)]
+    connection = raw().hello()
+    keys = [b"k"] * 511
+    reply = connection.ask(op="BATCH_GET", id=7, namespace="m", keys=keys, inline=True)
+    assert (reply["code"], reply["id"]) == ("bad_request", 7)
+    reply = connection.ask(op="BATCH_GET", id=8, namespace="m", keys=keys)
+    assert len(reply["hits"]) == 511

@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvd.namespaces import disk_prefix
+
 
 def test_delete_counts_blocks_of_any_tier(running, make_blocks, put_all):
     values = make_blocks(200)
@@ -69,3 +71,22 @@ def test_a_key_stored_again_after_delete_is_the_new_one(running):
     running.start()
     with running.client() as client:
         assert client.namespace("m").get(b"k") == b"last"
+
+
+def test_no_file_names_what_was_cleared(running, make_blocks, put_all):
+    """Deletions are journal records with the keys in them, and older copies have them too."""
+    with running.client() as client:
+        cleared, kept = client.namespace("cleared"), client.namespace("kept")
+        put_all(client, cleared, make_blocks(20, seed=1))
+        put_all(client, kept, make_blocks(20, seed=2))
+        assert cleared.clear().entries == 20
+        assert kept.get_many(list(make_blocks(20, seed=2))).count(None) == 0
+    region = running.long_path / "region"
+
+    def named(name):
+        prefix = disk_prefix(name)
+        content = [path.read_bytes() for path in region.iterdir() if path.is_file()]
+        return any(prefix in part or prefix.hex().encode() in part for part in content)
+
+    assert named("kept")
+    assert not named("cleared")

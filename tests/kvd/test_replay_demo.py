@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,16 @@ def test_failing_daemon_is_reported_and_the_last_line_stays(
     assert "kvd demo: " in shown.err
     assert shown.out == "wrong bytes: 0\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_killed_daemon_does_not_take_looks_like_no_fault(
+    small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`a block was not stored: unavailable` in the midst of the demo looked like a defect."""
+    assert demo.main([f"--dir={tmp_path}"]) == 0
+    assert "not stored" not in capsys.readouterr().err
+    record = logging.LogRecord(
+        "kvd.client", logging.WARNING, "", 0, "not stored: %s%s", ("unavailable", ""), None
+    )
+    assert demo._as_planned(record)
+    assert "as planned" in record.getMessage()

@@ -453,3 +453,18 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch: pytest.Monk
         meter.advance()
         meter.advance(3)
     assert stream.getvalue() == "replay: 25 %\nreplay: 100 %\n"
+
+
+def test_progress_off_a_terminal_ends_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stopped at whatever its last line said, so a finished step looked given up."""
+    monkeypatch.setattr("kvd.replay.progress.LINE_INTERVAL_S", 0.0)
+    stream = io.StringIO()
+    with Meter("replay", 4, stream) as meter:
+        meter.advance()
+        monkeypatch.setattr("kvd.replay.progress.LINE_INTERVAL_S", 60.0)
+        meter.advance()
+        meter.advance(2)
+    assert stream.getvalue().endswith("replay: 100 %\n")
+    with pytest.raises(KeyError), Meter("replay", 4, stream) as meter:
+        raise KeyError
+    assert stream.getvalue().count("100 %") == 1
