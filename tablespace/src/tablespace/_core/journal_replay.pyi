@@ -6,8 +6,6 @@ class JournalReplay:
     group: int
     lenient: bool
     applied: int
-    skipped: int
-    conflicts: int
     problem: str | None
     def __init__(self, index: KeyIndex, seq: int) -> None: ...
     def feed(self, data: bytes, start: int = 0) -> int: ...

@@ -49,7 +49,7 @@ cdef class JournalReplay:
         Of the last record applied.
     place : int
         Number of the record due next in this journal, which may repeat records applied before.
-    applied, skipped, conflicts : int
+    applied : int
     problem : str or None
         Why `feed` stopped.
     """
@@ -58,7 +58,7 @@ cdef class JournalReplay:
     cdef public uint64_t seq
     cdef public uint64_t place       # number of the record due at this place of this journal
     cdef public uint64_t group
-    cdef readonly uint64_t applied, skipped, conflicts
+    cdef readonly uint64_t applied
     cdef readonly object problem
     cdef public bint lenient
 
@@ -102,7 +102,6 @@ cdef class JournalReplay:
     cdef bint apply(self, Record *record) except -1:
         cdef int64_t found
         if record.seq <= self.seq:
-            self.skipped += 1
             self.place = record.seq + 1
             return True
         if record.seq != self.seq + 1 and not self.lenient:
@@ -141,7 +140,6 @@ cdef class JournalReplay:
         if not self.index.fits(record.container, record.slot, record.length):
             return self.outside(record)
         if not self.store(record):
-            self.conflicts += 1
             if not self.lenient:
                 self.problem = (f"record {record.seq} stores into slot {record.slot} of "
                                 f"container {record.container}, which is taken")

@@ -508,16 +508,7 @@ cdef class KeyIndex:
 
     def keys(self):
         """Return all live keys, pool by pool, least recently used first."""
-        cdef list out = []
-        cdef uint32_t id, pool
-        cdef Entry *entry
-        for pool in range(self.allocator.pool_count):
-            id = self.oldest[pool]
-            while id != NO_ENTRY:
-                entry = self.entry(id)
-                out.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
-                id = entry.newer
-        return out
+        return self.keys_with_prefix(b"")
 
     def keys_with_prefix(self, bytes prefix not None):
         """Return all live keys that begin with `prefix`, pool by pool, least recent first."""
