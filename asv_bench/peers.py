@@ -1,4 +1,4 @@
-"""`python asv_bench/peers.py`: the engine beside LMDB, RocksDB, SQLite, files, and LMCache's raw blocks.
+"""`python asv_bench/peers.py`: the engine beside LMDB, RocksDB, SQLite, files, raw blocks.
 
 Ratios are ours over the peer's, in pairs interleaved in random order.  At the same batch (64
 values of 64 KiB) and the same durability; LMCache's writer syncs nothing, so it stands beside
@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import peer_stores
@@ -62,15 +63,12 @@ def raw_blocks(directory: Path, pairs: int) -> list[Row]:
     with Gets(directory / "ours-reads", verify=False) as gets:
         for calls in (32, 512):
             for kind, buffers in (("aligned", gets.aligned), ("unaligned", gets.unaligned)):
+                peer = peer_stores.raw_block_reads(file, buffers, calls, COUNT)
                 rows += against(
                     pairs,
                     f"get_many_into {calls}, {kind}, unchecked",
-                    lambda calls=calls, buffers=buffers: gets.run(calls, buffers),  # type: ignore[misc]
-                    {
-                        f"raw block reads {calls}, {kind}": peer_stores.raw_block_reads(
-                            file, buffers, calls, COUNT
-                        )
-                    },
+                    partial(gets.run, calls, buffers),
+                    {f"raw block reads {calls}, {kind}": peer},
                 )
     return rows
 
