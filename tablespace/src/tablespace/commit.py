@@ -10,9 +10,8 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from tablespace._core.commit_queue import CommitQueue
+from tablespace._core.commit_queue import CommitQueue, Request
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
@@ -33,32 +32,20 @@ SPARE_GROUPS = 2
 SPARE_SHARE = 16
 
 
-class DeleteRequest:
+class DeleteRequest(Request):
     """Keys to delete; `removed` says which were there."""
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys
         self.count = len(keys)
         self.removed: list[bool] = [False] * len(keys)
-        self.error: BaseException | None = None
-        self.joins = False
-        self.wake: Any = None
-        self.done = False
 
 
-class Barrier:
+class Barrier(Request):
     """A function to run between two commits, by whichever thread leads."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.action = action
-        self.count = 0
-        self.error: BaseException | None = None
-        self.joins = False
-        self.wake: Any = None
-        self.done = False
-
-
-Request = PutRequest | DeleteRequest | Barrier
 
 
 class Committer:
@@ -109,7 +96,7 @@ class Committer:
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
         self.stuck: list[CommitGroup] = []
-        self._queue: CommitQueue[Request] = CommitQueue(self._commit_batch, self._share_limit())
+        self._queue = CommitQueue(self._commit_batch, self._share_limit())
 
     def run(self, request: Request) -> None:
         """Commit a request, perhaps together with others; return when it is durable.

@@ -21,6 +21,7 @@ from tablespace.errors import ClosedError, FullError, TablespaceError
 from tablespace.io import fork
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
+from tablespace.io.frame_pool import FramePool
 from tablespace.io.open import IoChoice
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import ReadBatch
@@ -36,6 +37,9 @@ logger = logging.getLogger("tablespace")
 
 WRITE_DEPTH = 64
 STAGING_BYTES = 8 << 20
+# Small puts are copied by their own threads into frames of at most this size.
+MAX_FRAME_BYTES = 1 << 20
+FRAME_POOL_BYTES = 4 << 20
 # Keys pinned at once by one call; more are read in turns.
 READ_WINDOW = 4096
 # Records of deletes in one append: about half a MiB of journal.
@@ -78,6 +82,8 @@ class Store:
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(directory.queue(choice.engine, WRITE_DEPTH), AlignedBuffer(staging))
         self._write_context = context
+        frame_bytes = min(slot_bytes, MAX_FRAME_BYTES)
+        self._frames = FramePool(frame_bytes, FRAME_POOL_BYTES // frame_bytes)
         self._committer = Committer(
             recovered.index,
             devices,
@@ -192,6 +198,7 @@ class Store:
         except BaseException:
             request.release()
             raise
+        request.borrow(self._frames)
         return request
 
     def _commit(self, request: PutRequest) -> list[bool]:

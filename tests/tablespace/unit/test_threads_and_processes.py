@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tablespace._core.commit_queue import CommitQueue
+from tablespace.commit import DeleteRequest
 
 import tablespace
 from tablespace import Store
@@ -276,3 +278,60 @@ def test_an_exception_from_a_signal_anywhere_in_a_put_leaves_no_one_hanging(
     finished = threading.Event()
     threading.Thread(target=later, daemon=True).start()
     assert finished.wait(10)
+
+
+def test_an_interrupted_put_keeps_its_buffer_until_the_commit_is_over(open_small: Opener) -> None:
+    """A signal's exception ended a follower's call while another thread wrote from its buffer.
+
+    The buffer was given back at once, so that freed memory could be written to the disk.
+    """
+    store = open_small()
+    entered, go_on = threading.Event(), threading.Event()
+    committer = store._committer
+    inner = committer._queue
+
+    class Slow(DeleteRequest):
+        """Keeps the leader busy while others queue."""
+
+    def commit(batch: list[object]) -> None:
+        if isinstance(batch[0], Slow):
+            go_on.wait(10)
+            return
+        entered.set()
+        go_on2.wait(10)
+        committer._commit_batch(batch)  # type: ignore[arg-type]
+
+    go_on2 = threading.Event()
+    queue = CommitQueue(commit, 256)
+    committer._queue = queue
+    busy = threading.Thread(target=queue.run, args=(Slow([]),))
+    busy.start()
+    other = threading.Thread(target=store.put, args=(b"other", b"o"))
+    other.start()
+    memory = bytearray(b"m" * 3000)
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError("alarm")
+
+    def release_leader() -> None:
+        assert entered.wait(10)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    old = signal.signal(signal.SIGUSR1, interrupt)
+    helper = threading.Thread(target=release_leader)
+    helper.start()
+    threading.Timer(0.5, go_on.set).start()
+    try:
+        with pytest.raises(TimeoutError):
+            store.put(b"key", memory)
+        # Still exported: whoever leads writes from it.
+        with pytest.raises(BufferError):
+            memory.extend(b"x")
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+        go_on2.set()
+    for thread in (busy, other, helper):
+        thread.join(10)
+    committer._queue = inner
+    assert store.get(b"key") == b"m" * 3000
+    memory.extend(b"x")

@@ -1,8 +1,13 @@
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
-Request = TypeVar("Request")
+class Request:
+    count: int
+    joins: bool
+    done: bool
+    error: BaseException | None
+    def __init__(self, *args: Any, **options: Any) -> None: ...
 
-class CommitQueue(Generic[Request]):
-    def __init__(self, commit: Callable[[list[Request]], None], limit: int) -> None: ...
+class CommitQueue:
+    def __init__(self, commit: Callable[[list[Any]], None], limit: int) -> None: ...
     def run(self, request: Request) -> None: ...

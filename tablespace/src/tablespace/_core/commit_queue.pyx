@@ -5,12 +5,45 @@ code: here it can only strike inside the waits and inside the commit itself, whe
 leadership is never lost with the thread that held it.
 """
 
-import threading
-from collections import deque
-
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t
+
+cdef extern from "semaphore.h" nogil:
+    int sem_init(sem_t *semaphore, int shared, unsigned int value)
+    int sem_destroy(sem_t *semaphore)
+    int sem_wait(sem_t *semaphore)
+    int sem_trywait(sem_t *semaphore)
+    int sem_post(sem_t *semaphore)
+
+
+cdef class Request:
+    """What one caller wants committed.
+
+    Attributes
+    ----------
+    count : int
+        Blocks, for the bound on a batch.
+    joins : bool
+        Whether it may share a batch with others that do.
+    done : bool
+    error : BaseException or None
+        What the commit raised.
+    """
+
+    def __cinit__(self, *_args, **_options):
+        sem_init(&self.woken, 0, 0)
+
+    def __dealloc__(self):
+        sem_destroy(&self.woken)
+
+    cdef void prepare(self) noexcept nogil:
+        """Do what needs no turn, in the caller's own thread, before queueing."""
+
+    cdef void let_go(self) noexcept:
+        """Give back what the caller lent."""
 
 
 cdef class CommitQueue:
@@ -25,23 +58,18 @@ cdef class CommitQueue:
 
     Notes
     -----
-    A request is any object with the plain attributes `count`, `joins` (whether it may share a
-    batch with others that do), `wake` (None), `done` (False) and `error` (None).  No Python code
-    runs while the mutex is held.
+    The GIL may be taken while the mutex is not held, and the mutex while the GIL is held, never
+    the other way round.  No Python code runs while the mutex is held.
     """
-
-    cdef object commit, queue
-    cdef uint32_t limit
-    cdef bint led
-    cdef cython.pymutex mutex    # never interrupted by signals, held for a few steps only
 
     def __init__(self, commit, uint32_t limit):
         self.commit = commit
         self.limit = limit
-        self.queue = deque()
 
-    def run(self, request):
+    def run(self, Request request not None):
         """Commit a request, perhaps together with others; return when that is over.
+
+        Preparing, queueing and waiting happen without the GIL, which is taken back once.
 
         Raises
         ------
@@ -50,50 +78,72 @@ cdef class CommitQueue:
             either taken back or was in a commit already under way.
         """
         cdef bint follow
-        with self.mutex:
-            self.queue.append(request)
-            follow = self.led
+        cdef int code = 0
+        with nogil:
+            request.prepare()
+            with self.mutex:
+                request.queued = True
+                request.next = NULL
+                if self.tail == NULL:
+                    self.head = <void *>request
+                else:
+                    (<Request>self.tail).next = <void *>request
+                self.tail = <void *>request
+                follow = self.led
+                self.led = True
             if follow:
-                request.wake = threading.Lock()
-                request.wake.acquire()
-            self.led = True
-        if follow:
+                code = sem_wait(&request.woken)
+        while code != 0:
             try:
-                request.wake.acquire()
+                PyErr_CheckSignals()
             except BaseException:
                 self.desert(request)
                 raise
+            with nogil:
+                code = sem_wait(&request.woken)
         if not request.done:
             self.lead(request)
         if request.error is not None:
             raise request.error
 
-    cdef int desert(self, request) except -1:
+    cdef int desert(self, Request request) except -1:
         """Leave the queue when the wait was interrupted.
 
-        A request that is being committed already is committed; one that was just made leader
-        hands leadership on.
+        A request that is being committed already is committed, and its leader gives back what the
+        caller lent; one that was just made leader hands leadership on.
         """
+        cdef void *at
+        cdef void *before = NULL
         with self.mutex:
-            if request in self.queue:
-                self.queue.remove(request)
-            if not request.done and request.wake.acquire(blocking=False):
-                self.appoint()
+            if request.queued:
+                at = self.head
+                while at != <void *>request:
+                    before = at
+                    at = (<Request>at).next
+                if before == NULL:
+                    self.head = request.next
+                else:
+                    (<Request>before).next = request.next
+                if self.tail == <void *>request:
+                    self.tail = before
+                request.queued = False
+                if sem_trywait(&request.woken) == 0:
+                    self.appoint()
+            elif not request.done:
+                request.orphaned = True
         return 0
 
-    cdef int appoint(self) except -1:
+    cdef void appoint(self) noexcept nogil:
         """Make the head of the queue leader, or nobody. The mutex is held."""
-        if self.queue:
-            self.queue[0].wake.release()
+        if self.head != NULL:
+            sem_post(&(<Request>self.head).woken)
         else:
             self.led = False
-        return 0
 
-    cdef int lead(self, own) except -1:
+    cdef int lead(self, Request own) except -1:
         """Commit the head of the queue, which is `own`, then hand leadership on."""
-        cdef list batch
-        with self.mutex:
-            batch = self.take()
+        cdef list batch = self.take()
+        cdef Request request
         try:
             self.commit(batch)
         except BaseException as error:
@@ -105,24 +155,43 @@ cdef class CommitQueue:
                     request.error = InterruptedError(
                         EINTR, "the commit was interrupted in the thread that led it")
                     request.error.__cause__ = error
-        for request in batch:
-            request.done = True
         with self.mutex:
+            for request in batch:
+                request.done = True
             self.appoint()
         for request in batch:
-            if request is not own and request.wake is not None:
-                request.wake.release()
+            if request.orphaned:
+                request.orphaned = False
+                request.let_go()
+            elif request is not own:
+                sem_post(&request.woken)
         return 0
 
     cdef list take(self):
         """Take the first request and those behind it that may share its commit."""
-        first = self.queue.popleft()
-        cdef list batch = [first]
-        cdef uint32_t total = first.count
-        while first.joins and self.queue:
-            request = self.queue[0]
-            if not request.joins or total + request.count > self.limit:
-                break
-            total += request.count
-            batch.append(self.queue.popleft())
+        cdef list batch = []
+        cdef void *first
+        cdef void *at
+        cdef uint32_t total = 0
+        cdef size_t taken = 0
+        with self.mutex:
+            first = at = self.head
+            while at != NULL:
+                if taken and not ((<Request>first).joins and (<Request>at).joins
+                                  and total + (<Request>at).count <= self.limit):
+                    break
+                total += (<Request>at).count
+                (<Request>at).queued = False
+                # From here on its own thread may be gone before the commit is.
+                Py_INCREF(<Request>at)
+                taken += 1
+                at = (<Request>at).next
+            self.head = at
+            if at == NULL:
+                self.tail = NULL
+        at = first
+        for _ in range(taken):
+            batch.append(<Request>at)
+            Py_DECREF(<Request>at)
+            at = (<Request>at).next
         return batch

@@ -250,7 +250,9 @@ cdef class CommitGroup:
                 continue
             padded = (block.length + PAD_BYTES - 1) // PAD_BYTES * PAD_BYTES
             offset = self.offset_of(block)
-            if (padded == block.length and <size_t>block.view.buf
+            if block.summed:
+                buffers[at] = block.frame
+            elif (padded == block.length and <size_t>block.view.buf
                     % self.memory_alignment(location_container(block.location)) == 0):
                 buffers[at] = block.view.buf
             else:
@@ -266,7 +268,8 @@ cdef class CommitGroup:
                 memcpy(buffers[at], block.view.buf, block.length)
                 if padded > block.length:
                     memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
-            block.check = xxh3_64(buffers[at], block.length)
+            if not block.summed:
+                block.check = xxh3_64(buffers[at], block.length)
             while queue.in_flight >= queue.depth:
                 code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                 if code < 0:

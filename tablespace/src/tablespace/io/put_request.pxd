@@ -1,6 +1,9 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from tablespace._core.commit_queue cimport Request
+from tablespace.io.frame_pool cimport FramePool
+
 
 cdef struct Block:
     Py_buffer view             # the caller's bytes; released with the request
@@ -14,18 +17,15 @@ cdef struct Block:
     uint64_t seq
     int64_t result             # bytes written, or -errno
     bint placed                # holds a reserved slot until published or abandoned
+    unsigned char *frame       # of request.frames: the value's copy, padded; or NULL
+    bint summed                # `check` is that of the bytes to write, in the frame if there is one
 
 
-cdef class PutRequest:
-    cdef readonly uint32_t count
+cdef class PutRequest(Request):
     cdef readonly uint32_t limit
     cdef readonly uint64_t slot_bytes
-    cdef public object error      # set by the leader when the whole commit failed
-    cdef public object wake       # lock the submitting thread waits on
-    cdef public bint done
-    cdef public bint joins        # may share a commit with others that do
     cdef public bint stuck        # transfers may be in flight for ever: never released
     cdef uint32_t held            # buffers of the caller still held
     cdef Block *blocks            # owned array of `limit`
+    cdef FramePool frames         # where the blocks' frames go back to
     cdef list keys, metadata      # keep what the blocks borrow alive
-    cdef void let_go(self) noexcept

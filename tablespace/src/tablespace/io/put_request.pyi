@@ -1,18 +1,14 @@
-from typing import Any
-
 from typing_extensions import Buffer
 
-class PutRequest:
-    count: int
+from tablespace._core.commit_queue import Request
+from tablespace.io.frame_pool import FramePool
+
+class PutRequest(Request):
     limit: int
     slot_bytes: int
-    error: BaseException | None
-    wake: Any
-    done: bool
-    joins: bool
     def __init__(self, slot_bytes: int, limit: int) -> None: ...
     def add(self, key: bytes, value: Buffer, metadata: bytes | None = None) -> None: ...
     stuck: bool
     def release(self) -> None: ...
-    def results(self) -> list[int]: ...
+    def borrow(self, frames: FramePool) -> None: ...
     def outcome(self) -> list[bool]: ...

@@ -7,13 +7,23 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EDQUOT, ENOSPC
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
 
+from tablespace._core.checksum cimport xxh3_64
+from tablespace._core.commit_queue cimport Request
 from tablespace._core.key_index import check_key
 from tablespace.errors import FullError, ValueTooLargeError
+from tablespace.io.frame_pool cimport FramePool
 from tablespace.layout import MAX_METADATA_BYTES
 
 
-cdef class PutRequest:
+# Requests of at most this many blocks are copied and summed by their callers, at the same time as
+# others' are written; in larger ones copying a block overlaps the writing of those before it.
+cdef uint32_t PREPARED_BLOCKS = 4
+cdef uint64_t PAD_BYTES = 4096
+
+
+cdef class PutRequest(Request):
     """What one caller wants stored: at most `limit` blocks.
 
     The caller's buffers are held (and must not change) until `release`.
@@ -27,7 +37,6 @@ cdef class PutRequest:
             raise MemoryError()
         self.keys = []
         self.metadata = []
-        self.wake = None
         self.joins = True
 
     def __dealloc__(self):
@@ -39,14 +48,48 @@ cdef class PutRequest:
 
         Not left to the end of this object's life: an exception's traceback may keep it alive.
         """
-        if not self.stuck:
+        if not self.stuck and not self.orphaned:
             self.let_go()
 
     cdef void let_go(self) noexcept:
         cdef uint32_t at
+        if self.stuck:
+            return
         for at in range(self.held):
+            if self.blocks[at].frame != NULL and self.frames is not None:
+                self.frames.give(self.blocks[at].frame)
+                self.blocks[at].frame = NULL
             PyBuffer_Release(&self.blocks[at].view)
         self.held = 0
+
+    def borrow(self, FramePool frames not None):
+        """Let a small request be copied in its caller's thread, as far as there are frames."""
+        cdef uint32_t at
+        cdef Block *block
+        if self.count > PREPARED_BLOCKS:
+            return
+        self.frames = frames
+        for at in range(self.count):
+            block = &self.blocks[at]
+            if (0 < block.length <= frames.frame_bytes
+                    and (<size_t>block.view.buf | block.length) % PAD_BYTES):
+                block.frame = frames.take()
+
+    cdef void prepare(self) noexcept nogil:
+        """Copy and sum before it is this request's turn; aligned values are left as they are."""
+        cdef uint32_t at
+        cdef Block *block
+        cdef size_t padded
+        if self.frames is None:
+            return
+        for at in range(self.count):
+            block = &self.blocks[at]
+            if block.frame != NULL:
+                padded = (block.length + PAD_BYTES - 1) // PAD_BYTES * PAD_BYTES
+                memcpy(block.frame, block.view.buf, block.length)
+                memset(block.frame + block.length, 0, padded - block.length)
+                block.check = xxh3_64(block.frame, block.length)
+                block.summed = True
 
     def add(self, key, value, metadata=None):
         """Add one block.
@@ -87,10 +130,6 @@ cdef class PutRequest:
         block.result = -EAGAIN
         self.count += 1
         self.held = self.count
-
-    def results(self):
-        """Return one negative errno or byte count a block; -EAGAIN where nothing was tried."""
-        return [self.blocks[at].result for at in range(self.count)]
 
     def outcome(self):
         """Return a list of bool, False where no slot was free.

@@ -1,0 +1,32 @@
+cimport cython
+from libc.stdint cimport uint32_t
+
+cdef extern from "semaphore.h" nogil:
+    ctypedef struct sem_t:
+        pass
+
+
+cdef class Request:
+    cdef public uint32_t count    # blocks
+    cdef public bint joins        # may share a batch with others that do
+    cdef public bint done
+    cdef public object error      # set by the leader when the whole batch failed
+    cdef bint queued              # linked in the queue, not in a batch yet
+    cdef bint orphaned            # its caller was interrupted while the leader works on it
+    cdef void *next               # borrowed; the caller's `run` keeps what is queued alive
+    cdef sem_t woken
+    cdef void prepare(self) noexcept nogil
+    cdef void let_go(self) noexcept
+
+
+cdef class CommitQueue:
+    cdef object commit
+    cdef uint32_t limit
+    cdef bint led
+    cdef void *head
+    cdef void *tail
+    cdef cython.pymutex mutex    # held for a few steps in C only
+    cdef int desert(self, Request request) except -1
+    cdef void appoint(self) noexcept nogil
+    cdef int lead(self, Request own) except -1
+    cdef list take(self)
