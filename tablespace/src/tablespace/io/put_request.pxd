@@ -18,7 +18,7 @@ cdef struct Block:
     int64_t result             # bytes written, or -errno
     bint placed                # holds a reserved slot until published or abandoned
     unsigned char *frame       # of request.frames: the value's copy, padded; or NULL
-    bint summed                # `check` is that of the bytes to write, in the frame if there is one
+    bint summed                # `check` is that of the bytes in `frame`
 
 
 cdef class PutRequest(Request):
