@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ArgumentsError as error:
         return _complain(error, wants_json(given))
     logging.basicConfig(level=logging.ERROR, format="tablespace: %(message)s", stream=sys.stderr)
+    if hasattr(sys.stdout, "reconfigure"):
+        # A terminal that lacks a character of a key shows its number.
+        sys.stdout.reconfigure(errors="backslashreplace")
     output = Output(sys.stdout, options.json)
     try:
         code: int = options.run(options, output)

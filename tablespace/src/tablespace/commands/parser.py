@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tablespace.commands import bench, listing, removal, upkeep, values
 from tablespace.commands.failures import ArgumentsError
@@ -28,6 +28,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Leave with status 2."""
         raise ArgumentsError(f"{message}. Remedy: see '{self.prog} --help'")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Python before 3.13 drops "--" even where it is the one value (--prefix=--, or -- --).
+        if action.nargs is None and arg_strings == ["--"]:
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
 
 
 def _size(text: str) -> int:

@@ -44,8 +44,16 @@ def open_for_writing(path: str, **options: Any) -> Store:
 
 
 def holds_region(path: str) -> bool:
-    """Say whether there is a region at a path."""
-    return PosixDirectory(path).exists(REGION_NAME)
+    """Say whether there is a region at a path.
+
+    Raises
+    ------
+    OSError
+        The path is no directory, or not to be looked into.
+    """
+    directory = PosixDirectory(path)
+    # Listing tells a directory that may not be read from one without a region.
+    return directory.exists(REGION_NAME) or REGION_NAME in directory.list()
 
 
 def _open(path: str, **options: Any) -> Store:
