@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tablespace.__main__ import main
 
 import tablespace
 
@@ -100,3 +107,100 @@ class FakeSystem:
 @pytest.fixture
 def system(tmp_path: Path) -> FakeSystem:
     return FakeSystem(tmp_path)
+
+
+# Of the commands.
+
+SMALL = {"max_bytes": "256K", "slot_bytes": "4K"}
+VALUES = {
+    b"alpha": b"one\n",
+    b"beta": b"",
+    b"beta/2": bytes(range(256)) * 16,
+    b"\x00\xff": b"binary key",
+    "caf\u00e9".encode(): b"text",
+}
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Path:
+    path = tmp_path / "region"
+    with tablespace.open(path, **SMALL) as store:
+        assert all(store.put_many((key, value, key[:1]) for key, value in VALUES.items()))
+    return path
+
+
+def run_command(*arguments: str | Path, given: bytes = b"", **options: Any) -> Any:
+    """Run in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "tablespace", *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        check=False,
+        timeout=120,
+        **options,
+    )
+
+
+class Calls:
+    """Runs commands in this process."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def text(self, *arguments: str | Path, code: int = 0) -> str:
+        assert main([str(each) for each in arguments]) == code
+        out, self.errors = self._capfd.readouterr()
+        return out
+
+    def json(self, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
+        found = json.loads(self.text(*arguments, "--json", code=code))
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def calls(capfd: pytest.CaptureFixture[str]) -> Calls:
+    return Calls(capfd)
+
+
+@pytest.fixture
+def values() -> dict[bytes, bytes]:
+    """What the fixture `region` holds."""
+    return dict(VALUES)
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """`python -m tablespace` in a process of its own."""
+    return run_command
+
+
+def run_on_terminal(*arguments: str | Path, which: str = "stdout") -> tuple[int, bytes, bytes]:
+    """Run with one stream on a terminal; return status, what it showed, and the other stream."""
+    outer, inner = pty.openpty()
+    other = "stderr" if which == "stdout" else "stdout"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tablespace", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        **{which: inner, other: subprocess.PIPE},
+    ) as child:
+        os.close(inner)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(outer, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            shown += piece
+        rest = getattr(child, other).read()
+        code = child.wait(timeout=60)
+    os.close(outer)
+    return code, shown, rest
+
+
+@pytest.fixture
+def on_terminal() -> Callable[..., tuple[int, bytes, bytes]]:
+    """The same with one of its streams on a terminal."""
+    return run_on_terminal

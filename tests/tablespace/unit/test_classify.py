@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_direct_io_is_for_what_queues_deep_and_the_page_cache_for_the_rest() -> 
     direct = {name for name, each in TREATMENTS.items() if each.io_mode == "direct"}
     assert direct == {"nvme", "sas", "virtio", "weka", "parallel", "fc", "iscsi", "unknown"}
     assert all(1 <= each.concurrency <= 64 for each in TREATMENTS.values())
+
+
+def test_the_documented_table_is_the_table_of_the_code() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/io.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (direct|buffered) \| (\d+) \| (\d+) \|", page, re.M)
+    assert [tuple(row) for row in rows] == [
+        (name, each.io_mode, str(each.concurrency), str(each.flush_interval_ms))
+        for name, each in TREATMENTS.items()
+    ]
 
 
 def test_of_a_volume_on_two_nvme_and_one_hdd_the_worst_wins(system: Any) -> None:
