@@ -185,17 +185,17 @@ class Terminal:
 
 def test_progress_shows_how_far_it_is() -> None:
     times = iter([0.0, 4.0, 8.0, 9.0])
-    progress = Progress("working", 10, Terminal(), lambda: next(times))
+    progress = Progress("working", 10, stream=Terminal(), clock=lambda: next(times))
     progress.done = 5
     assert progress.line() == f"working [{'#' * 15}{'.' * 15}]  50% 4 s"
     progress.done = 20
     assert progress.line() == f"working [{'#' * WIDTH}] 100% 8 s"
-    assert Progress("opening", None, Terminal(), lambda: 0.0).line() == "opening 0 s"
+    assert Progress("opening", stream=Terminal(), clock=lambda: 0.0).line() == "opening 0 s"
 
 
 def test_short_work_shows_no_progress() -> None:
     terminal = Terminal()
-    with Progress("working", 1, terminal):
+    with Progress("working", 1, stream=terminal):
         pass
     assert terminal.text == ""
 

@@ -9,6 +9,7 @@ from typing import Any
 from tablespace.commands.failures import FINE
 from tablespace.commands.keys import printable
 from tablespace.commands.output import Output
+from tablespace.commands.progress import Progress
 from tablespace.commands.regions import open_for_reading
 from tablespace.store import Store
 
@@ -19,12 +20,15 @@ def run_ls(options: argparse.Namespace, output: Output) -> int:
         keys = sorted(key for key in store if key.startswith(options.prefix))
         shown = keys if options.limit is None else keys[: options.limit]
         head = {"path": options.path, "total": len(keys), "shown": len(shown)}
-        output.give_rows(head, "entries", _rows(store, shown), _lines(store, shown, len(keys)))
+        with Progress("listing", len(shown), enabled=not output.stream.isatty()) as progress:
+            rows = _rows(store, shown, progress)
+            output.give_rows(head, "entries", rows, _lines(rows, shown, len(keys)))
     return FINE
 
 
-def _rows(store: Store, keys: list[bytes]) -> Iterator[dict[str, Any]]:
+def _rows(store: Store, keys: list[bytes], progress: Progress) -> Iterator[dict[str, Any]]:
     for key in keys:
+        progress.done += 1
         entry = store.stat(key)
         if entry is None:
             continue  # Deleted since by the writer.
@@ -40,11 +44,11 @@ def _rows(store: Store, keys: list[bytes]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _lines(store: Store, keys: list[bytes], total: int) -> Iterator[str]:
+def _lines(rows: Iterator[dict[str, Any]], keys: list[bytes], total: int) -> Iterator[str]:
     widest = max([len(key) for key in keys], default=0) * 2 + 4
     width = max(4, min(widest, 68))
     yield f"{'key':<{width}} {'length':>10} {'container/slot':>15} {'seq':>10}  text"
-    for row in _rows(store, keys):
+    for row in rows:
         place = f"{row['container']}/{row['slot']}"
         text = "-" if row["text"] is None else row["text"]
         key = f"hex:{row['key']}"

@@ -23,6 +23,8 @@ class Progress:
     label : str
     total : float, optional
         What `done` comes to at the end; without it only the time is shown.
+    enabled : bool
+        False where standard output is on the same terminal and shows something all the time.
     stream : text stream, optional
     clock : callable, optional
 
@@ -36,12 +38,14 @@ class Progress:
         self,
         label: str,
         total: float | None = None,
+        enabled: bool = True,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.done = 0.0
         self._label = label
         self._total = total
+        self._enabled = enabled
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._started = clock()
@@ -49,7 +53,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Progress:
-        if self._stream is not None and self._stream.isatty():
+        if self._enabled and self._stream is not None and self._stream.isatty():
             self._thread = threading.Thread(target=self._draw, daemon=True)
             self._thread.start()
         return self
