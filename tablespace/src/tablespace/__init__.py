@@ -23,6 +23,7 @@ from tablespace.errors import (
     TablespaceError,
     ValueTooLargeError,
 )
+from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
 from tablespace.recovery import RecoveryReport
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AlignedBuffer",
     "BusyError",
+    "Classification",
     "ClosedError",
     "CorruptionError",
     "Entry",
@@ -48,6 +50,7 @@ __all__ = [
     "TablespaceError",
     "ValueTooLargeError",
     "checksum64",
+    "classify",
     "format_size",
     "key_hash",
     "open",

@@ -19,9 +19,12 @@ MAX_CONTEXTS = 8
 class ContextPool:
     """Hands an IO context to each reading call; made on demand, kept for the next."""
 
-    def __init__(self, directory: Directory, engine: str, slot_bytes: int) -> None:
+    def __init__(
+        self, directory: Directory, engine: str, slot_bytes: int, concurrency: int = READ_DEPTH
+    ) -> None:
         self._directory = directory
         self._engine = engine
+        self._depth = min(READ_DEPTH, concurrency)
         self._staging_bytes = max(2 * slot_bytes, min(READ_DEPTH * slot_bytes, STAGING_BYTES))
         self._idle: list[IoContext] = []
         self._buried: list[tuple[IoContext, ReadBatch]] = []
@@ -47,7 +50,8 @@ class ContextPool:
             self._made += 1
         try:
             return IoContext(
-                self._directory.queue(self._engine, READ_DEPTH), AlignedBuffer(self._staging_bytes)
+                self._directory.queue(self._engine, self._depth),
+                AlignedBuffer(self._staging_bytes),
             )
         except BaseException:
             with self._condition:

@@ -245,7 +245,12 @@ class RegionLock:
     def announce(self, choices: dict[str, Any]) -> None:
         """Record this process as the holder; not synced, since it is only advice."""
         assert self.device is not None
-        text = msgspec.json.encode({"writer": {**host.identify(), **choices}})
+        record: dict[str, Any] = {**host.identify(), **choices}
+        text = msgspec.json.encode({"writer": record})
+        while len(text) >= HOLDER_BYTES and record.get("choices"):
+            # The holder matters more than why it chose what: a cut record could not be read.
+            record["choices"] = record["choices"][:-1]
+            text = msgspec.json.encode({"writer": record})
         if self.device.size_bytes < HOLDER_OFFSET + HOLDER_BYTES:
             self.device.truncate(HOLDER_OFFSET + HOLDER_BYTES)
         text = text[: HOLDER_BYTES - 1].ljust(HOLDER_BYTES - 1)

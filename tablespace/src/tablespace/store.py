@@ -80,7 +80,10 @@ class Store:
         slot_bytes = region.geometry.slot_bytes
         self._slot_bytes = slot_bytes
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
-        context = IoContext(directory.queue(choice.engine, WRITE_DEPTH), AlignedBuffer(staging))
+        context = IoContext(
+            directory.queue(choice.engine, min(WRITE_DEPTH, choice.concurrency)),
+            AlignedBuffer(staging),
+        )
         self._write_context = context
         frame_bytes = min(slot_bytes, MAX_FRAME_BYTES)
         self._frames = FramePool(frame_bytes, FRAME_POOL_BYTES // frame_bytes)
@@ -96,7 +99,7 @@ class Store:
         self._compactor = Compactor(
             directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
         )
-        self._readers = ContextPool(directory, choice.engine, slot_bytes)
+        self._readers = ContextPool(directory, choice.engine, slot_bytes, choice.concurrency)
         self._closed: str | None = None
         self._closing = threading.Lock()
         self._counting = threading.Lock()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace.io import uring_device
+from tablespace.io.classify import TREATMENTS, Classification, classify
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
 
@@ -16,8 +17,8 @@ IO_ENGINES = ("auto", "uring", "posix")
 TRIAL_NAME = "containers/trial.tmp"
 TRIAL_BYTES = 8192
 
-# File systems where the page cache serves better than O_DIRECT.
-_BUFFERED_FILE_SYSTEMS = {"nfs", "nfs4", "tmpfs", "ramfs", "cifs", "9p", "virtiofs", "overlay"}
+# For a directory that is not on this machine's file systems (the test kit's simulated disk).
+_UNKNOWN = TREATMENTS["unknown"]
 
 
 @dataclass
@@ -30,6 +31,8 @@ class IoChoice:
         Whether containers are opened with O_DIRECT.
     engine : str
         ``"uring"`` or ``"posix"``.
+    concurrency : int
+        Transfers in flight: the depth of queues.
     alignment_bytes, memory_alignment_bytes : int
         What direct transfers need of offsets and lengths, and of addresses.
     reasons : list of str
@@ -40,40 +43,11 @@ class IoChoice:
 
     direct: bool = False
     engine: str = "posix"
+    concurrency: int = _UNKNOWN.concurrency
     alignment_bytes: int = 4096
     memory_alignment_bytes: int = 4096
     reasons: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-
-def file_system_of(path: str) -> tuple[str, str]:
-    """Return (file system type, device number "major:minor") of a path; empty where unknown."""
-    try:
-        wanted = os.stat(path).st_dev
-        number = f"{os.major(wanted)}:{os.minor(wanted)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                before, _, after = line.partition(" - ")
-                if before.split()[2] == number and after:
-                    return after.split()[0], number
-    except (OSError, IndexError):
-        pass
-    return "", ""
-
-
-def _is_slow_disk(number: str) -> str | None:
-    """Return why the disk behind a device number is better served through the page cache."""
-    base = f"/sys/dev/block/{number}"
-    link = os.path.realpath(base)
-    for node in (base, os.path.join(base, "..")):
-        try:
-            with open(os.path.join(node, "queue/rotational"), encoding="ascii") as file:
-                if file.read().strip() == "1" and "/virtio" not in link:
-                    return "a rotating disk"
-                break
-        except OSError:
-            continue
-    return "a SATA disk" if "/ata" in link else None
 
 
 def try_direct(directory: Directory) -> tuple[int, int] | str:
@@ -128,8 +102,15 @@ def choose_io(directory: Directory, io_mode: str, io_engine: str) -> IoChoice:
     if io_engine not in IO_ENGINES:
         raise ValueError(f"io_engine must be one of {', '.join(IO_ENGINES)}, not {io_engine!r}")
     choice = IoChoice()
+    storage = classify(directory.path) if os.path.isdir(directory.path) else None
+    if storage is not None:
+        choice.concurrency = storage.concurrency
+        choice.reasons.append(storage.reasons[0])
     _choose_engine(choice, io_engine)
-    _choose_mode(choice, directory, io_mode)
+    _choose_mode(choice, directory, io_mode, storage)
+    if storage is not None:
+        choice.reasons += storage.warnings
+        choice.warnings += storage.warnings
     return choice
 
 
@@ -148,19 +129,16 @@ def _choose_engine(choice: IoChoice, io_engine: str) -> None:
     choice.warnings.append(f"io_uring not usable, using pread/pwrite threads: {problem}")
 
 
-def _choose_mode(choice: IoChoice, directory: Directory, io_mode: str) -> None:
+def _choose_mode(
+    choice: IoChoice, directory: Directory, io_mode: str, storage: Classification | None
+) -> None:
     if io_mode == "buffered":
         choice.reasons.append("mode buffered: asked for")
         return
-    file_system, number = file_system_of(directory.path)
-    if io_mode == "auto":
-        if file_system in _BUFFERED_FILE_SYSTEMS:
-            choice.reasons.append(f"mode buffered: file system {file_system}")
-            return
-        slow = _is_slow_disk(number) if number else None
-        if slow is not None:
-            choice.reasons.append(f"mode buffered: {slow}")
-            return
+    if io_mode == "auto" and storage is not None and storage.io_mode == "buffered":
+        choice.reasons.append(f"mode {storage.reasons[1]}")
+        return
+    file_system = storage.file_system if storage is not None else ""
     outcome = try_direct(directory)
     if isinstance(outcome, str):
         if io_mode == "direct":

@@ -1,0 +1,65 @@
+"""Open the region that a command works on."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+from typing import Any
+
+from tablespace.commands.progress import Progress
+from tablespace.io.directory import PosixDirectory
+from tablespace.opening import open_store
+from tablespace.region import REGION_NAME
+from tablespace.store import Store
+
+
+def open_for_reading(path: str) -> Store:
+    """Open an existing region, changing nothing and beside a live writer where that is possible.
+
+    Raises
+    ------
+    FileNotFoundError
+        No region there.
+    TablespaceError, OSError
+        As `tablespace.open`.
+    """
+    if "read_only" in inspect.signature(open_store).parameters:
+        return _open(path, read_only=True)
+    return _open(path)
+
+
+def open_for_writing(path: str, **options: Any) -> Store:
+    """Open an existing region as its writer; options as of `tablespace.open`.
+
+    Raises
+    ------
+    FileNotFoundError
+        No region there, and `create` is not given.
+    BusyError
+        Another process writes it.
+    TablespaceError, OSError
+        As `tablespace.open`.
+    """
+    return _open(path, **options)
+
+
+def holds_region(path: str) -> bool:
+    """Say whether there is a region at a path.
+
+    Raises
+    ------
+    OSError
+        The path is no directory, or not to be looked into.
+    """
+    directory = PosixDirectory(path)
+    # Listing tells a directory that may not be read from one without a region.
+    return directory.exists(REGION_NAME) or REGION_NAME in directory.list()
+
+
+def _open(path: str, **options: Any) -> Store:
+    if not options.get("create") and not holds_region(path):
+        raise FileNotFoundError(
+            errno.ENOENT, "no region here. Remedy: name the directory of a region", path
+        )
+    with Progress("opening"):
+        return open_store(path, **{"create": False, **options})
