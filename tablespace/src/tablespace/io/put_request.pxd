@@ -24,6 +24,7 @@ cdef class PutRequest:
     cdef public object wake       # lock the submitting thread waits on
     cdef public bint done
     cdef public bint joins        # may share a commit with others that do
+    cdef public bint deferred     # acknowledged before any sync, if all of its commit are
     cdef public bint stuck        # transfers may be in flight for ever: never released
     cdef uint32_t held            # buffers of the caller still held
     cdef Block *blocks            # owned array of `limit`
