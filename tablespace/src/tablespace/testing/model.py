@@ -57,6 +57,7 @@ class Recorder:
         self._gone: Allowed = {}
         # What living reads must see of keys whose last change is acknowledged and not promised.
         self._fresh: Allowed = {}
+        self._unsure = False
 
     @property
     def allowed(self) -> Allowed:
@@ -109,7 +110,8 @@ class Recorder:
                 after[key] = frozenset({value})
                 self._fresh.pop(key, None)
             elif done:
-                after[key] = after.get(key, _MISS) | {value}
+                # While the new value waits, the old one may be evicted.
+                after[key] = after.get(key, _MISS) | {value} | (_MISS if self.evicts else set())
                 self._fresh[key] = frozenset({value})
         self._settle(after, durable=durability == "sync")
         return all(stored)
@@ -118,7 +120,8 @@ class Recorder:
         """Delete keys; return whether the call was acknowledged."""
         before = self.allowed
         during = dict(before)
-        for key in keys:
+        # Values queued before may be committed first, and others be evicted for them.
+        for key in (*keys, *(during if self.evicts and self._fresh else ())):
             during[key] = during.get(key, _MISS) | _MISS
         self._date(during)
         try:
@@ -190,8 +193,12 @@ class Recorder:
         if promises:
             after = {**after, **self._fresh}
             self._fresh.clear()
-        if during is before or store._closed:
+        if during is before:
             self._date(after)
+        elif store._closed:
+            # What the close evicted for queued puts shows when the region is open again.
+            self._date({key: values | _MISS for key, values in after.items()})
+            self._unsure = True
         else:
             self._settle({**after}, durable=promises)
         return True
@@ -199,11 +206,13 @@ class Recorder:
     def forget_unpromised(self) -> None:
         """The store is another one: reads see what a crash left."""
         self._fresh.clear()
+        self._unsure = False
 
     def restarted(self) -> None:
-        """The process died and the region is open again: what recovery found is durable."""
-        if self._fresh:
+        """The region is open again: what recovery found is durable."""
+        if self._fresh or self._unsure:
             self._fresh.clear()
+            self._unsure = False
             values = read_all(self._need(), self.keys)
             self.judge(values, self.allowed)
             self._date({key: frozenset({value}) for key, value in values.items()})

@@ -100,6 +100,7 @@ class Workload:
         """Close cleanly and open again."""
         self.recorder.call("close")
         self.open()
+        self.recorder.restarted()
 
     def crash(self) -> None:
         """Let the process die (no power loss) and open again on what is visible."""
