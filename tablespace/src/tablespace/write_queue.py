@@ -146,7 +146,7 @@ class WriteQueue:
             with self._mutex:
                 if self._closed:
                     raise ClosedError(self._closed)
-                old = self._pending.pop(key, None)
+                old = self._pending.get(key)
                 self._pending[key] = Queued(value, metadata, size_bytes)
                 self.size_bytes += size_bytes - (old.size_bytes if old else 0)
         self._see_to_a_thread()
@@ -171,23 +171,35 @@ class WriteQueue:
         return self._gate.alone(self._commit_all) if self.busy else 0
 
     def _commit_all(self) -> int:
-        with self._mutex:
-            # Readers look into both, in the other order.
-            self._writing = self._pending
-            self._pending = {}
-        items = list(self._writing.items())
+        if self._writing:
+            self._take_back()
         try:
+            with self._mutex:
+                # Readers look into both, in the other order.
+                self._writing = self._pending
+                self._pending = {}
+            items = list(self._writing.items())
             for start in range(0, len(items), MAX_GROUP_BLOCKS):
                 self._commit_group(items[start : start + MAX_GROUP_BLOCKS])
+            with self._mutex:
+                self._count()
         except BaseException:
             # Not an error of the commit: something from outside, such as a signal's exception.
-            with self._mutex:
-                for key, item in self._writing.items():
-                    if self._pending.setdefault(key, item) is not item:
-                        self.size_bytes -= item.size_bytes
-                self._writing = {}
+            self._take_back()
             raise
         return len(items)
+
+    def _take_back(self) -> None:
+        """Let what a step did not get to wait again, but for what was put anew since."""
+        with self._mutex:
+            for key, item in list(self._writing.items()):
+                self._pending.setdefault(key, item)
+            self._writing = {}
+            self._count()
+
+    def _count(self) -> None:
+        """Set right what an interrupted call left uncounted. The mutex is held."""
+        self.size_bytes = sum(item.size_bytes for item in self._pending.values())
 
     def _commit_group(self, batch: list[tuple[bytes, Queued]]) -> None:
         keys = [key for key, _ in batch]
@@ -197,6 +209,8 @@ class WriteQueue:
         try:
             stored = self._put_patiently(items)
         except Exception as caught:
+            if not _is_of_the_commit(caught):
+                raise
             error = caught
             stored = self._stored_since(before, keys)
         if not all(stored):
@@ -326,6 +340,16 @@ def copy_into(number: int, value: bytes, buffer: Any) -> int:
         if value:
             view.cast("B")[: len(value)] = value
     return len(value)
+
+
+def _is_of_the_commit(error: Exception) -> bool:
+    """Tell an error of the commit from one that a signal's handler raised on the way.
+
+    The engine's OSErrors name the file or the block; a handler's name nothing.
+    """
+    if isinstance(error, OSError):
+        return error.filename is not None
+    return isinstance(error, (TablespaceError, MemoryError))
 
 
 def _retold(error: Exception | None, lost: int) -> Exception:
