@@ -53,6 +53,19 @@ def test_every_crash_leaves_what_was_flushed_and_nothing_else_than_old_or_new(
     assert report.images > 300 and len(report.states) > 8
 
 
+@modes
+@pytest.mark.parametrize("evict", [False, True], ids=["reject", "evict"])
+def test_every_promise_holds_over_pools_resizes_and_damage(mode: str, evict: bool) -> None:
+    shapes = [Geometry((4096, 12288), 12288, count) for count in (3, 5, 6)]
+    workload = Workload(shapes[1], evict=evict, seed=4)
+    keys = [b"key-%d" % number for number in range(10)]
+    workload.random(25, keys, modes=MODES[mode], shapes=shapes, damage=True)
+    # More keys than slots: blocks without room are dropped, and a flush or close says so.
+    assert all(isinstance(each, (FullError, FailedError)) for each in workload.recorder.failures)
+    report = hunt(workload, 4, limit=8, nested_limit=2, nested_every=16, stride=3)
+    assert report.images > 200
+
+
 @pytest.mark.long
 @modes
 @pytest.mark.parametrize("seed", range(300, 330))

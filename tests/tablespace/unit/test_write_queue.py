@@ -317,7 +317,7 @@ def test_what_an_exception_from_outside_interrupts_stays_queued(
 
 
 def interrupt_at_line(nth: int, work: Callable[[], object]) -> bool:
-    """Raise at the nth line that `work` runs in the queue's file; return whether it came so far."""
+    """Raise at the nth line that `work` runs in the queue; return whether it came so far."""
     left = nth
 
     def trace(frame: Any, event: str, _: object) -> Any:

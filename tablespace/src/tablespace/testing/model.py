@@ -226,7 +226,8 @@ class Recorder:
             False where there is nothing to damage, or it is damaged already.
         """
         store = self._need()
-        entry = store.stat(key)
+        # What is queued is not on the medium yet, and asking for its place would commit it.
+        entry = None if store._queue.find(key) else store.stat(key)
         if entry is None or not entry.length or self.allowed.get(key) == _MISS:
             return False
         allocator = store._index.allocator
@@ -249,6 +250,8 @@ class Recorder:
         others stay.
         """
         store = self._need()
+        if store._queue.busy:
+            self.step()
         places = {key: entry.container for key in store if (entry := store.stat(key))}
         gone = {key for key, container in places.items() if container >= geometry.containers}
         if clean:
