@@ -2,7 +2,8 @@
 
 The order within a commit is the store's promise: reserve slots, write data, sync data, append
 journal, sync journal, publish in the index, acknowledge.  Records of evictions ride in the same
-append; the slots they free are handed out only in a later commit.
+append; the slots they free are handed out only in a later commit.  Puts that need no sync are
+held back after the write (held.py); everything else settles them first.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
 from tablespace.errors import ClosedError, FailedError, FullError
+from tablespace.held import HeldRecords
 from tablespace.io.commit_group import (
     CommitGroup,
     Stage,
     append_lines,
+    sync_and_append,
 )
 from tablespace.io.device import Device, IoContext, os_error
 from tablespace.io.put_request import PutRequest
@@ -56,7 +59,7 @@ class Committer:
     failed : OSError or None
         The first failed sync; set once, for ever.
     seq : int
-        Number of the last record appended.
+        Number of the last record, appended or held.
 
     Notes
     -----
@@ -96,6 +99,7 @@ class Committer:
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
         self.stuck: list[CommitGroup] = []
+        self.held = HeldRecords()
         self._queue = CommitQueue(self._commit_batch, self._share_limit())
 
     def run(self, request: Request) -> None:
@@ -114,10 +118,20 @@ class Committer:
         return min(MAX_GROUP_BLOCKS, fewest // 4)
 
     def close(self, reason: str) -> None:
-        """Refuse every later request, once those before are done."""
+        """Refuse every later request, once those before are done and durable.
+
+        Raises
+        ------
+        FullError, OSError
+            What was acknowledged before any sync (`held.blocks`) could not be made durable.
+        """
 
         def refuse() -> None:
-            self._closed = reason
+            try:
+                if self.failed is None:
+                    self.settle()
+            finally:
+                self._closed = reason
 
         self.run(Barrier(refuse))
 
@@ -148,6 +162,7 @@ class Committer:
             return
         self.check_writable()
         if isinstance(first, DeleteRequest):
+            self.settle()
             self._commit_delete(first)
         else:
             self._commit_puts([each for each in batch if isinstance(each, PutRequest)])
@@ -180,6 +195,10 @@ class Committer:
     def _commit_puts(self, requests: list[PutRequest]) -> None:
         group = CommitGroup(requests, self.devices, self.allocator)
         demand = group.demand()
+        # A batch of both kinds is durable for all.
+        deferred = all(each.deferred for each in requests)
+        if not deferred or self.held.is_full() or self._is_short(demand):
+            self.settle()
         if self.evict:
             for pool, wanted in enumerate(demand):
                 if wanted:
@@ -190,7 +209,10 @@ class Committer:
                 return
             if self.evict:
                 victims = self._choose_riders(demand)
-            self._write_and_journal(group, requests, victims)
+            if deferred:
+                self._write_and_hold(group, requests, victims)
+            else:
+                self._write_and_journal(group, requests, victims)
         except BaseException as error:
             for each in victims:
                 each.spare()
@@ -199,12 +221,14 @@ class Committer:
                 group.abandon(getattr(error, "errno", None) or errno.ENOSPC)
                 self.allocator.revert()
             raise
+        if deferred:
+            self._hold_freed_slots()
         for each in victims:
             self.evictions += each.publish()
         self.blocks_written += group.publish(self.index)
         self.bytes_written += group.written_bytes()
         self.allocator.settle()
-        self.groups += 1
+        self.groups += not deferred
         self._in_doubt = False
         if self._direct:
             self._notice_buffered(group)
@@ -221,13 +245,16 @@ class Committer:
             self.context, self.journal.device, writer, seq, number
         )
         if stage is Stage.QUEUE_BROKE:
-            # Neither its memory nor the callers' may be freed, and slots may still be written to.
-            self.stuck.append(group)
-            for request in requests:
-                request.stuck = True
+            self._keep_for_ever(group, requests)
         path = self.devices[container].path if stage is Stage.DATA_SYNC else self.journal.path
         self._judge(stage, code, path)
         self._advance(seq, drops)
+
+    def _keep_for_ever(self, group: CommitGroup, requests: list[PutRequest]) -> None:
+        """Free neither a broken queue's memory nor the callers': slots may still be written to."""
+        self.stuck.append(group)
+        for request in requests:
+            request.stuck = True
 
     def _encode_moves(self, writer: LineWriter, seq: int, group: int) -> int:
         """Add the records of containers that changed their pool for this group."""
@@ -294,25 +321,30 @@ class Committer:
         """Choose victims whose records ride in this group, so that the next one finds room."""
         riders = []
         for pool, wanted in enumerate(demand):
-            short = self._spare(pool) - self.allocator.room(pool)
+            # Slots that held records freed are free again when those are settled.
+            coming = self.allocator.room(pool) + self.index.held_slots(pool)
+            short = self._spare(pool) - coming
             if wanted and short > 0:
                 riders.append(VictimList(self.index, short, pool))
         return riders
 
-    def _begin_group(self) -> tuple[LineWriter, int, int, int]:
-        """Start a group's lines with the records of dropped values.
+    def _begin_group(
+        self, writer: LineWriter | None = None, group: int = 0
+    ) -> tuple[LineWriter, int, int, int]:
+        """Start a group's lines, or go on with those held, with the records of dropped values.
 
         Returns
         -------
         tuple
             (writer, next sequence number, number of the group, how many drops).
         """
-        writer = LineWriter()
-        group = self.seq + 1
+        writer = LineWriter() if writer is None else writer
+        first = self.seq + 1
+        group = group or first
         drops = list(self.dropped)
         for at, (key, container, slot) in enumerate(drops):
-            writer.free("drop", group + at, group, key, container, slot)
-        return writer, group + len(drops), group, len(drops)
+            writer.free("drop", first + at, group, key, container, slot)
+        return writer, first + len(drops), group, len(drops)
 
     def _append(self, writer: LineWriter, next_seq: int, drops: int) -> None:
         """Append the lines and make them durable; only then do they count."""
@@ -367,3 +399,70 @@ class Committer:
             f"a sync or the IO queue failed ({error}); the store is read-only from here on. "
             "Remedy: close it and open it again, which recovers what is durable"
         )
+
+    # Puts without a sync.
+
+    def _is_short(self, demand: list[int]) -> bool:
+        """Say whether a group needs the slots that held records freed."""
+        return any(wanted > self.allocator.room(pool) for pool, wanted in enumerate(demand))
+
+    def _write_and_hold(
+        self, group: CommitGroup, requests: list[PutRequest], victims: list[VictimList]
+    ) -> None:
+        """Write a placed group's blocks and hold its lines, those of evictions among them."""
+        held = self.held
+        before = len(held.writer)
+        try:
+            writer, seq, number, drops = self._begin_group(held.writer, held.group)
+            for each in victims:
+                seq = each.encode(writer, seq, number)
+            seq = first = self._encode_moves(writer, seq, number)
+            self._in_doubt = True
+            stage, code, seq = group.hold(self.context, writer, seq, number)
+            if stage is Stage.QUEUE_BROKE:
+                self._keep_for_ever(group, requests)
+            self._judge(stage, code, self.journal.path)
+        except BaseException:
+            held.writer.cut(before)
+            raise
+        self._advance(seq, drops)
+        held.group = number
+        held.containers |= group.touched()
+        held.blocks += seq - first
+        held.value_bytes += group.written_bytes()
+
+    def _hold_freed_slots(self) -> None:
+        """What the records of a held group free is not free before they are durable."""
+        self.index.hold()
+
+    def settle(self) -> None:
+        """Make the held records durable, as one group, and free the slots that they freed.
+
+        Runs between two commits, in the thread that leads.
+
+        Raises
+        ------
+        FullError, OSError, MemoryError
+            The journal is as it was; everything stays held.
+        FailedError
+            A sync failed, now or earlier.
+        """
+        held = self.held
+        if not held.group:
+            return
+        self.check_writable()
+        devices = [self.devices[each] for each in sorted(held.containers)]
+        self._in_doubt = True
+        stage, code, failed = sync_and_append(devices, self.journal.device, held.writer)
+        path = devices[failed].path if stage is Stage.DATA_SYNC else self.journal.path
+        try:
+            self._judge(stage, code, path)
+        except FullError as error:
+            raise FullError(
+                f"{error}. {held.blocks} blocks acknowledged before are readable and not "
+                "durable yet: flush again when there is space"
+            ) from error
+        self.index.let_go()
+        self.groups += 1
+        self.held = HeldRecords()
+        self._in_doubt = False

@@ -95,6 +95,8 @@ class Compactor:
         """Copy the index as it is between two commits."""
         committer = self._committer
         committer.check_writable()
+        # A snapshot names durable blocks only.
+        committer.settle()
         capture.source = capture_index(committer.index, committer.seq)
         capture.journal_bytes = committer.journal.size_bytes
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
@@ -60,6 +61,8 @@ def open_store(
     create: bool = True,
     io_mode: str = "auto",
     io_engine: str = "auto",
+    durability: str = "sync",
+    flush_interval_ms: int = DEFAULT_FLUSH_INTERVAL_MS,
     recover: str = "strict",
     verify: bool = True,
     on_full: str = "reject",
@@ -89,6 +92,11 @@ def open_store(
         O_DIRECT or the page cache; "auto" decides by file system, disk and a trial write.
     io_engine : {"auto", "uring", "posix"}
         io_uring, or threads with pread and pwrite.
+    durability : {"sync", "interval", "none"}
+        When a put that asks for nothing else returns: durable; or copied, and committed within
+        `flush_interval_ms`; or written, and durable after `flush`. See docs/durability.md.
+    flush_interval_ms : int
+        1..60000, for durability "interval".
     recover : {"strict", "salvage", "empty"}
         What damage means: an error, keep what is sound, or start empty. A torn tail is no damage.
     verify : bool
@@ -111,6 +119,7 @@ def open_store(
     _check_choice("recover", recover, RECOVER_MODES)
     _check_choice("on_full", on_full, ("reject", "evict"))
     _check_choice("eviction", eviction, ("lru",))
+    when = Durability(durability, flush_interval_ms)
     directory = PosixDirectory(path)
     geometry = plan_geometry(
         DEFAULT_MAX_BYTES if max_bytes is None else max_bytes,
@@ -126,6 +135,7 @@ def open_store(
         recover_mode=recover,
         verify=verify,
         evict=on_full == "evict",
+        durability=when,
         break_lock=break_lock,
         keep=Keep(
             max_bytes is None,
@@ -164,6 +174,7 @@ def open_directory(
     recover_mode: str = "strict",
     verify: bool = True,
     evict: bool = False,
+    durability: Durability = SYNC,
     break_lock: bool = False,
     keep: Keep | None = None,
 ) -> Store:
@@ -178,6 +189,7 @@ def open_directory(
         region = _read_or_begin(directory, lock, recover_mode, notes)
         directory.make(CONTAINERS)
         choice = choose_io(directory, io_mode, io_engine)
+        choice.reasons.append(durability.reason)
         if region is None:
             region = new_region(geometry)
             recovered = _create(directory, region, lock, choice, devices)
@@ -194,7 +206,15 @@ def open_directory(
                 )
         recovered.report.notes[:0] = notes
         store = Store(
-            directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
+            directory,
+            region,
+            lock,
+            devices,
+            recovered,
+            choice,
+            verify=verify,
+            evict=evict,
+            durability=durability,
         )
     except BaseException:
         for device in devices:

@@ -54,6 +54,9 @@ class StoreStats:
     ``free + reserved + live + limbo + quarantined == capacity`` always.  A container that belongs
     to no pool counts as free slots of the smallest size, so with several slot sizes `capacity`
     changes as containers find their pools.  `slot_bytes` is the largest slot size.
+
+    `held_...` are puts of durability "none", written and not durable yet; `queue_...` those of
+    "interval" that wait, and `queue_dropped` those that could not be stored after all.
     """
 
     capacity: int
@@ -78,6 +81,11 @@ class StoreStats:
     journal_bytes: int
     snapshot_bytes: int
     index_bytes: int
+    held_blocks: int
+    held_bytes: int
+    queue_blocks: int
+    queue_bytes: int
+    queue_dropped: int
     io_mode: str
     io_engine: str
     failed: str | None

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from tablespace._core.key_index import check_key
 from tablespace.commit import Committer, DeleteRequest
 from tablespace.compaction import Compactor
 from tablespace.context_pool import ContextPool
-from tablespace.errors import ClosedError, FullError, TablespaceError
+from tablespace.durability import Durability, check_durability
+from tablespace.errors import ClosedError, FailedError, FullError, TablespaceError
 from tablespace.io import fork
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
@@ -29,6 +31,7 @@ from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
 from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
+from tablespace.write_queue import WriteQueue, copy_into
 
 if TYPE_CHECKING:
     import numpy
@@ -51,10 +54,11 @@ class Store:
 
     Notes
     -----
-    Every method may be called from any thread.  `put`, `put_many`, `delete` and `delete_many`
-    return when their effect is durable: it survives a crash of the process, the kernel or the
-    power.  Calls from several threads share commits.  The GIL is released around disk transfers,
-    syncs and copies.  After a fork the child's copy raises ClosedError; the parent's works on.
+    Every method may be called from any thread.  `delete` and `delete_many`, and with durability
+    "sync" `put` and `put_many`, return when their effect is durable: it survives a crash of the
+    process, the kernel or the power.  Calls from several threads share commits.  The GIL is
+    released around disk transfers, syncs and copies.  After a fork the child's copy raises
+    ClosedError; the parent's works on.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Store:
         *,
         verify: bool,
         evict: bool,
+        durability: Durability,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -99,6 +104,15 @@ class Store:
         self._compactor = Compactor(
             directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
         )
+        self._durability = durability
+        self._queue = WriteQueue(
+            directory.path,
+            durability,
+            self._put_group,
+            recovered.index.stored_since,
+            lambda: self._committer.seq,
+            self._committer.check_writable,
+        )
         self._readers = ContextPool(directory, choice.engine, slot_bytes, choice.concurrency)
         self._closed: str | None = None
         self._closing = threading.Lock()
@@ -108,8 +122,15 @@ class Store:
 
     # Writing.
 
-    def put(self, key: bytes, value: Any, *, metadata: bytes | None = None) -> None:
-        """Store a value under a key, replacing what was there; durable on return.
+    def put(
+        self,
+        key: bytes,
+        value: Any,
+        *,
+        metadata: bytes | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Store a value under a key, replacing what was there; by default durable on return.
 
         Parameters
         ----------
@@ -120,37 +141,47 @@ class Store:
             length are multiples of 4096 is written without a copy.
         metadata : bytes, optional
             At most 255 bytes kept with the key (`stat`).
+        durability : {"sync", "interval", "none"}, optional
+            When to return: durable; or copied, and committed by a thread within the store's
+            `flush_interval_ms`; or written, and durable after `flush`. The store's own mode by
+            default.
 
         Raises
         ------
         ValueTooLargeError
             The value is larger than a slot.
         FullError
-            No slot is free and `on_full` is "reject" (or nothing may be evicted).
+            No slot is free and `on_full` is "reject" (or nothing may be evicted). With durability
+            "interval" the next `flush` raises this and other errors of the commit.
         FailedError
             A sync failed, now or earlier.
         OSError
             The write failed; nothing was stored.
         """
         self._check_open()
-        if not self._put_group([(key, value, metadata)])[0]:
+        if not self._put_batch([(key, value, metadata)], self._mode(durability))[0]:
             raise FullError(
                 f"region {self._directory.path} is full: {self._index.live_count} live of "
                 f"{self._index.allocator.capacity} slots, none free for a value of this size. "
                 "Remedy: delete keys, open with on_full='evict', or grow the region"
             )
 
-    def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
-        """Store many values, in commits of at most 256 blocks; durable on return.
+    def put_many(
+        self, items: Iterable[Sequence[Any]], *, durability: str | None = None
+    ) -> list[bool]:
+        """Store many values, in commits of at most 256 blocks; by default durable on return.
 
         Parameters
         ----------
         items : iterable of (key, value) or (key, value, metadata)
+        durability : {"sync", "interval", "none"}, optional
+            As for `put`.
 
         Returns
         -------
         list of bool
-            One an item; False only where no slot was free.
+            One an item; False only where no slot was free. With durability "interval" all True:
+            the next `flush` tells of those that found no room.
 
         Raises
         ------
@@ -160,24 +191,42 @@ class Store:
             As for `put`.
         """
         self._check_open()
+        mode = self._mode(durability)
         out: list[bool] = []
         batch: list[Sequence[Any]] = []
         for item in items:
             batch.append(item)
             if len(batch) == MAX_GROUP_BLOCKS:
-                out += self._put_group(batch)
+                out += self._put_batch(batch, mode)
                 batch = []
         if batch:
-            out += self._put_group(batch)
+            out += self._put_batch(batch, mode)
         return out
 
-    def _put_group(self, batch: list[Sequence[Any]]) -> list[bool]:
-        out = self._commit(self._request(batch))
+    def _mode(self, durability: str | None) -> str:
+        return self._durability.mode if durability is None else check_durability(durability)
+
+    def _put_batch(self, batch: Sequence[Sequence[Any]], mode: str) -> list[bool]:
+        if mode == "interval":
+            self._queue.add(self._copies(batch))
+            return [True] * len(batch)
+        keys = [item[0] for item in batch] if self._queue.busy else []
+        return self._queue.directly(keys, lambda: self._put_group(batch, mode == "none"))
+
+    def _copies(self, batch: Sequence[Sequence[Any]]) -> list[tuple[bytes, bytes, bytes | None]]:
+        request = self._request(batch)
+        try:
+            return request.copies()
+        finally:
+            request.release()
+
+    def _put_group(self, batch: Sequence[Sequence[Any]], deferred: bool = False) -> list[bool]:
+        out = self._commit(self._request(batch, deferred))
         # Where some found no room and others were stored, slots have been overwritten or may be
         # evicted since: try again as long as that gets on.
         if self._committer.evict and not any(out):
             # Others of the same commit took what was made free; alone there is room.
-            request = self._request(batch)
+            request = self._request(batch, deferred)
             request.joins = False
             out = self._commit(request)
         if any(out) and not all(out):
@@ -188,13 +237,14 @@ class Store:
                     out[at] = True  # A later value of the same key has taken its place already.
                 elif not stored:
                     left.append(at)
-            again = self._put_group([batch[at] for at in left]) if left else []
+            again = self._put_group([batch[at] for at in left], deferred) if left else []
             for at, stored in zip(left, again, strict=True):
                 out[at] = stored
         return out
 
-    def _request(self, batch: list[Sequence[Any]]) -> PutRequest:
+    def _request(self, batch: Sequence[Sequence[Any]], deferred: bool = False) -> PutRequest:
         request = PutRequest(self._slot_bytes, len(batch))
+        request.deferred = deferred
         try:
             for item in batch:
                 request.add(*item)
@@ -228,7 +278,7 @@ class Store:
         removed = 0
         for start in range(0, len(wanted), DELETE_GROUP):
             request = DeleteRequest(wanted[start : start + DELETE_GROUP])
-            self._committer.run(request)
+            self._queue.directly(request.keys, partial(self._committer.run, request))
             self._compactor.consider()
             removed += sum(request.removed)
         return removed
@@ -242,6 +292,7 @@ class Store:
         self._check_open()
         if not isinstance(prefix, bytes):
             raise TypeError(f"a prefix is bytes, not {type(prefix).__name__}")
+        self._queue.step()
         removed = self.delete_many(self._index.keys_with_prefix(prefix))
         self._compactor.compact(keep_old=False)
         return removed
@@ -283,6 +334,32 @@ class Store:
 
     def _read(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         self._check_open()
+        if self._queue.busy:
+            return self._read_past_the_queue(keys, buffers)
+        return self._read_slots(keys, buffers)
+
+    def _read_past_the_queue(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
+        """Take what waits for its commit from the queue, and read the rest."""
+        queued = self._queue.find_many(keys)
+        out: list[Any] = [None] * len(keys)
+        rest = []
+        for at, each in enumerate(queued):
+            if each is None:
+                rest.append(at)
+            elif buffers is None:
+                out[at] = each.value
+            else:
+                out[at] = copy_into(at, each.value, buffers[at])
+        with self._counting:
+            self._counts.gets += len(keys) - len(rest)
+            self._counts.hits += len(keys) - len(rest)
+        into = None if buffers is None else [buffers[at] for at in rest]
+        found = self._read_slots([keys[at] for at in rest], into)
+        for at, each in zip(rest, found, strict=True):
+            out[at] = each
+        return out
+
+    def _read_slots(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         out: list[Any] = []
         for start in range(0, len(keys), READ_WINDOW):
             part = keys[start : start + READ_WINDOW]
@@ -347,14 +424,20 @@ class Store:
     def contains_many(self, keys: Iterable[bytes]) -> list[bool]:
         """Say for each key whether it is present; memory only."""
         self._check_open()
-        found: list[bool] = self._index.contains_many(keys)
-        return found
+        if not self._queue.busy:
+            return self._index.contains_many(keys)
+        wanted = list(keys)
+        queued = self._queue.find_many(wanted)
+        found = self._index.contains_many(wanted)
+        return [there or each is not None for there, each in zip(found, queued, strict=True)]
 
     def match_prefix(self, keys: Iterable[bytes]) -> int:
         """Return how many leading keys are present; memory only."""
         self._check_open()
-        found: int = self._index.match_prefix(keys)
-        return found
+        if not self._queue.busy:
+            return self._index.match_prefix(keys)
+        found = self.contains_many(keys)
+        return found.index(False) if False in found else len(found)
 
     def touch_many(self, keys: Iterable[bytes]) -> int:
         """Make keys the most recently used, in the order given; return how many are present.
@@ -363,12 +446,18 @@ class Store:
         not look unused here.  Memory only.
         """
         self._check_open()
-        found: int = self._index.touch_many(keys)
-        return found
+        if not self._queue.busy:
+            return self._index.touch_many(keys)
+        wanted = list(keys)
+        found = self.contains_many(wanted)
+        self._index.touch_many(wanted)
+        return sum(found)
 
     def stat(self, key: bytes) -> Entry | None:
-        """Return what the index knows of a key, or None."""
+        """Return what the index knows of a key, or None; a queued one is committed first."""
         self._check_open()
+        if self._queue.busy and self._queue.find(key) is not None:
+            self._queue.step()
         found = self._index.get(key)
         if found is None:
             return None
@@ -378,6 +467,8 @@ class Store:
     def entries(self) -> numpy.ndarray[Any, Any]:
         """Return what the index knows of every entry, least recently used first.
 
+        What is queued is committed first.
+
         Returns
         -------
         numpy structured array
@@ -385,18 +476,30 @@ class Store:
             ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq`` (uint64).
         """
         self._check_open()
+        self._queue.step()
         return entry_array(self._index)
 
     def __contains__(self, key: bytes) -> bool:
         self._check_open()
+        if self._queue.busy and self._queue.find(key) is not None:
+            return True
         return key in self._index
 
     def __len__(self) -> int:
+        if self._queue.busy:
+            return len(self._all_keys())
         return len(self._index)
+
+    def _all_keys(self) -> dict[bytes, None]:
+        # The queue first: what leaves it meanwhile is in the index already.
+        queued = self._queue.keys()
+        return dict.fromkeys([*self._index.keys(), *queued])
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over a copy of the keys, least recently used first."""
         self._check_open()
+        if self._queue.busy:
+            return iter(self._all_keys())
         return iter(self._index.keys())
 
     def __getitem__(self, key: bytes) -> bytes:
@@ -436,6 +539,11 @@ class Store:
             index_bytes=self._index.memory_bytes(),
             io_mode=self._io_mode(),
             io_engine=self._choice.engine,
+            held_blocks=self._committer.held.blocks,
+            held_bytes=self._committer.held.value_bytes,
+            queue_blocks=self._queue.blocks,
+            queue_bytes=self._queue.size_bytes,
+            queue_dropped=self._queue.dropped,
             failed=None if failed is None else str(failed),
             recovery=self._recovery,
             choices=self._choices(),
@@ -472,38 +580,63 @@ class Store:
     # Ending.
 
     def flush(self) -> None:
-        """Make everything durable that is not yet: records of dropped values, if any.
+        """Make everything durable that is not yet.
 
-        Puts and deletes are durable when they return.
+        That is every put with durability "interval" or "none" that returned before this call
+        began, and records of dropped values. Other puts, and deletes, are durable on return.
+
+        Raises
+        ------
+        FullError, OSError
+            Queued blocks ("interval") could not be stored and are gone: each thread that puts is
+            told once. Or the journal could not be written: blocks put with "none" are readable and
+            not durable yet; flush again.
+        FailedError
+            A sync failed, now or earlier: what was not durable before will be gone when the store
+            is reopened.
         """
         self._check_open()
+        self._queue.step()
         self._committer.run(DeleteRequest([]))
+        self._queue.report()
 
     def snapshot(self) -> None:
         """Write a snapshot of the index and start a new journal."""
         self._check_open()
+        self._queue.step()
         self._compactor.compact()
 
     def close(self) -> None:
         """Write a snapshot, release the lock and free everything; calling again does nothing.
 
-        Calls under way in other threads are finished first; later ones raise ClosedError.  After
-        a failed sync nothing is written.
+        Calls under way in other threads are finished first; later ones raise ClosedError.  What
+        was acknowledged is made durable.  After a failed sync nothing is written.
+
+        Raises
+        ------
+        FailedError
+            Puts acknowledged with durability "interval" or "none" could not be made durable, and
+            no `flush` told of it.  The store is closed all the same.
         """
         with self._closing:
             if self._closed is not None:
                 return
             self._closed = "the store is closed"
+        problem: BaseException | None = None
         try:
+            self._queue.close(self._closed)
             self._compactor.wait()
             if self._committer.failed is None:
                 self._committer.run(DeleteRequest([]))
                 self._compactor.compact()
         except (OSError, TablespaceError) as error:
-            # The journal holds everything, so the next open only takes longer.
+            # The journal holds everything durable, so the next open only takes longer.
             logger.warning("%s: no snapshot at close: %s", self._directory.path, error)
         finally:
-            self._committer.close(self._closed)
+            try:
+                self._committer.close(self._closed)
+            except (OSError, TablespaceError, MemoryError) as error:
+                problem = error
             self._readers.close(self._closed)
             self._committer.journal.close(tidy=self._committer.failed is None)
             for device in self._devices:
@@ -511,6 +644,17 @@ class Store:
             if not self._committer.stuck:
                 self._write_context.close()
             self._lock.close()
+        self._tell_of_losses(problem)
+
+    def _tell_of_losses(self, problem: BaseException | None) -> None:
+        """Raise where puts acknowledged before they were durable did not become so."""
+        problem = problem or self._queue.untold() or self._committer.failed
+        held = self._committer.held.blocks
+        if held or self._queue.untold():
+            raise FailedError(
+                f"{self._directory.path} was closed with acknowledged puts that are not durable "
+                f"({held} of durability none): {problem}. They are gone when it is opened again"
+            ) from problem
 
     def after_fork_in_child(self) -> None:
         """Leave everything to the parent: the child only closes its copy of the lock's file."""

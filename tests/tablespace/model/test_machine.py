@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from tablespace.commit import Committer, DeleteRequest
 from tablespace.errors import CorruptionError
 from tablespace.layout import Geometry
+from tablespace.store import Store
 from tablespace.testing import Breach, Disk, Fault, FaultPlan, Workload
 from tablespace.testing.model import audit
 from tablespace.testing.workload import fresh_region
@@ -24,6 +25,7 @@ from tablespace.testing.workload import fresh_region
 GEOMETRY = Geometry(4096, 16384, 2)
 KEYS = [b"key-%d" % number for number in range(11)]
 groups = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)
+modes = st.sampled_from(["sync", "interval", "none"])
 # An empty region, made once for each kind of store.
 _bases: dict[bool, Disk] = {}
 
@@ -117,14 +119,59 @@ class EvictingMachine(StoreMachine):
     evict = True
 
 
+class ModesMachine(StoreMachine):
+    """Puts of every durability, flushes, and steps of the write queue among the rest."""
+
+    @rule(group=groups, mode=modes)
+    def put_unsynced(self, group: list[bytes], mode: str) -> None:
+        self.work.put(*group, durability=mode)
+
+    @rule()
+    def flush(self) -> None:
+        self.work.flush()
+
+    @rule()
+    def step(self) -> None:
+        self.work.step()
+
+    @precondition(lambda self: not self.failed)
+    @rule(
+        kind=st.sampled_from(["write", "sync"]),
+        nth=st.integers(1, 4),
+        code=st.sampled_from([errno.EIO, errno.ENOSPC]),
+        group=groups,
+        mode=modes,
+    )
+    def flush_with_a_fault(
+        self, kind: str, nth: int, code: int, group: list[bytes], mode: str
+    ) -> None:
+        self.work.disk.faults = FaultPlan(Fault(kind, nth, code))
+        self.work.put(*group, durability=mode)
+        self.work.step()
+        self.work.flush()
+        self.work.disk.faults = None
+
+
+class EvictingModesMachine(ModesMachine):
+    """The same with eviction."""
+
+    evict = True
+
+
 TestStore = StoreMachine.TestCase
 TestStore.settings = SMALL
 TestEviction = EvictingMachine.TestCase
 TestEviction.settings = SMALL
+TestModes = ModesMachine.TestCase
+TestModes.settings = SMALL
+TestEvictingModes = EvictingModesMachine.TestCase
+TestEvictingModes.settings = SMALL
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("machine", [StoreMachine, EvictingMachine])
+@pytest.mark.parametrize(
+    "machine", [StoreMachine, EvictingMachine, ModesMachine, EvictingModesMachine]
+)
 def test_many_histories(machine: type[StoreMachine]) -> None:
     run_state_machine_as_test(machine, settings=LARGE)
 
@@ -140,3 +187,13 @@ def test_the_machine_notices_a_broken_rule(monkeypatch: pytest.MonkeyPatch) -> N
     once = settings(SMALL, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises((Breach, CorruptionError)):
         run_state_machine_as_test(StoreMachine, settings=once)
+
+
+def test_the_machine_notices_a_flush_that_promises_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The canary of the durability modes: a flush that leaves held records held."""
+    monkeypatch.setattr(Store, "flush", lambda self: None)
+    once = settings(SMALL, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises(Breach):
+        run_state_machine_as_test(ModesMachine, settings=once)

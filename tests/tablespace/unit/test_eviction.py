@@ -151,8 +151,10 @@ def test_one_call_may_put_more_than_the_region_holds(
 def test_a_group_that_is_not_tried_again_is_noticed(
     open_small: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put_once(self: Store, batch: list[tuple[bytes, bytes]]) -> list[bool]:
-        return self._commit(self._request(batch))
+    def put_once(
+        self: Store, batch: list[tuple[bytes, bytes]], deferred: bool = False
+    ) -> list[bool]:
+        return self._commit(self._request(batch, deferred))
 
     monkeypatch.setattr(Store, "_put_group", put_once)
     assert not all(put_five_regions_full(open_small(on_full="evict")))

@@ -26,7 +26,7 @@ cdef uint32_t NO_ENTRY
 
 cdef class KeyIndex:
     cdef readonly uint32_t live_count
-    cdef readonly uint32_t limbo_count     # gone from the table, still pinned
+    cdef readonly uint32_t limbo_count     # gone from the table, still pinned or held
     cdef readonly SlotAllocator allocator
     cdef Entry **chunks            # owned: chunks of CHUNK_ENTRIES entries, never moved
     cdef uint32_t chunk_count
@@ -43,12 +43,17 @@ cdef class KeyIndex:
     cdef uint8_t **aside           # owned array of names set aside, with their size classes
     cdef uint8_t *aside_classes
     cdef size_t aside_count, aside_room
+    cdef bint holding              # freed slots are held: what freed them is not durable yet
+    cdef uint64_t *held            # owned array of their locations
+    cdef size_t held_count, held_room
+    cdef uint32_t held_of[MAX_POOLS]
 
     cdef Entry *entry(self, uint32_t id) noexcept nogil
     cdef uint32_t take_entry(self) except? 0xFFFFFFFF
     cdef uint8_t *take_name(self, size_t length) except NULL
     cdef void give_back(self, uint32_t id) noexcept
     cdef void end(self, uint32_t id) noexcept
+    cdef void hold_slot(self, uint64_t location) noexcept
     cdef void free_name(self, uint8_t *name, size_t kind) noexcept
     cdef void set_aside(self, uint8_t *name, size_t kind) noexcept
     cdef void end_capture(self) noexcept

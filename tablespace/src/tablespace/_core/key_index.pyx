@@ -95,6 +95,7 @@ cdef class KeyIndex:
         free(self.chunks)
         free(self.aside)
         free(self.aside_classes)
+        free(self.held)
         free(self.key_slabs)
         free(self.table)
 
@@ -385,9 +386,45 @@ cdef class KeyIndex:
         cdef Entry *entry = self.entry(id)
         if entry.flags & ENTRY_SUSPECT:
             self.allocator.quarantined_count += 1
+        elif self.holding:
+            self.hold_slot(entry.location)
         else:
             self.allocator.release(entry.location)
         self.give_back(id)
+
+    cdef void hold_slot(self, uint64_t location) noexcept:
+        """Keep a slot in limbo until `let_go`; without memory for that, until the store ends."""
+        cdef size_t room = 2 * self.held_room + 1024
+        cdef uint64_t *grown
+        self.limbo_count += 1
+        if self.held_count == self.held_room:
+            grown = <uint64_t *>realloc(self.held, room * sizeof(uint64_t))
+            if grown == NULL:
+                return
+            self.held = grown
+            self.held_room = room
+        self.held[self.held_count] = location
+        self.held_count += 1
+        self.held_of[self.allocator.pool_of[location_container(location)]] += 1
+
+    def hold(self):
+        """Keep every slot that is freed from now on in limbo: its record is not durable."""
+        self.holding = True
+
+    def let_go(self):
+        """Free the slots held, whose records are durable now; return how many there were."""
+        cdef size_t at, count = self.held_count
+        for at in range(count):
+            self.allocator.release(self.held[at])
+        self.limbo_count -= <uint32_t>count
+        self.held_count = 0
+        memset(self.held_of, 0, sizeof(self.held_of))
+        self.holding = False
+        return count
+
+    def held_slots(self, uint32_t pool):
+        """Return how many slots of a pool `let_go` would free."""
+        return self.held_of[pool]
 
     cdef bint pin(self, uint32_t id) noexcept nogil:
         """Hold an entry's slot; False when the pin counter is at its limit."""
@@ -429,6 +466,15 @@ cdef class KeyIndex:
         """Return (container, slot, length, checksum, seq, metadata) of a key, or None."""
         cdef int64_t id = self.lookup(key)
         return None if id < 0 else self.describe(<uint32_t>id)
+
+    def stored_since(self, uint64_t seq, keys):
+        """Say for each key whether it is present by a record after `seq`."""
+        cdef int64_t id
+        cdef list out = []
+        for key in keys:
+            id = self.lookup(key)
+            out.append(id >= 0 and self.entry(<uint32_t>id).seq > seq)
+        return out
 
     cdef int lookup_block(self, list keys, Py_ssize_t start, Py_ssize_t count,
                           int64_t *out) except -1:

@@ -80,6 +80,12 @@ cdef class LineWriter:
         """Return the lines written so far as bytes."""
         return PyBytes_FromStringAndSize(self.data, self.used)
 
+    def cut(self, size_t size_bytes):
+        """Forget the lines written after the first `size_bytes`."""
+        if size_bytes > self.used:
+            raise ValueError(f"{size_bytes} bytes, but only {self.used} were written")
+        self.used = size_bytes
+
     cdef int room(self, size_t more) noexcept nogil:
         """Make room for `more` bytes; 0, or -ENOMEM."""
         cdef char *grown

@@ -79,6 +79,35 @@ def append_lines(Device journal not None, LineWriter writer not None):
     return Stage(stage), code
 
 
+def sync_and_append(list devices not None, Device journal not None, LineWriter writer not None):
+    """Sync containers, then append and sync the lines that name blocks in them. No GIL.
+
+    Returns
+    -------
+    tuple
+        (Stage, -errno or 0, place in `devices` of the one whose sync failed).
+    """
+    cdef uint32_t count = <uint32_t>len(devices), at, failed = 0
+    cdef int code = 0, stage = STAGE_DONE
+    cdef Device device
+    cdef void **each = <void **>malloc(max(1, count) * sizeof(void *))
+    if each == NULL:
+        return Stage(STAGE_NO_MEMORY), -ENOMEM, 0
+    for at, device in enumerate(devices):
+        each[at] = <void *>device
+    with nogil:
+        for at in range(count):
+            code = (<Device>each[at]).sync()
+            if code < 0:
+                failed = at
+                stage = STAGE_DATA_SYNC
+                break
+        if stage == STAGE_DONE:
+            stage = append_durably(journal, writer, &code)
+    free(each)
+    return Stage(stage), code, failed
+
+
 cdef class CommitGroup:
     """The blocks of several requests, committed together.
 
@@ -177,6 +206,35 @@ cdef class CommitGroup:
         with nogil:
             stage = self.commit_all(context, journal, writer, &seq, group, &code, &container)
         return Stage(stage), code, container, seq
+
+    def hold(self, IoContext context not None, LineWriter writer not None, uint64_t seq,
+             uint64_t group):
+        """Write the blocks and add their lines, with no sync and no append. No GIL.
+
+        Returns
+        -------
+        tuple
+            (Stage, -errno or 0, next sequence number).
+        """
+        cdef int code, stage = STAGE_DONE
+        with nogil:
+            code = self.write_all(context.queue, context.staging.data, context.staging.size_bytes)
+            if code < 0:
+                stage = STAGE_QUEUE_BROKE
+            else:
+                code = self.encode(writer, &seq, group)
+                if code < 0:
+                    stage = STAGE_NO_MEMORY
+        return Stage(stage), code, seq
+
+    def touched(self):
+        """Return the containers this group wrote to."""
+        cdef uint32_t at
+        cdef set out = set()
+        for at in range(self.count):
+            if self.blocks[at].result > 0:
+                out.add(location_container(self.blocks[at].location))
+        return out
 
     cdef int commit_all(self, IoContext context, Device journal, LineWriter writer, uint64_t *seq,
                         uint64_t group, int *code, uint32_t *container) noexcept nogil:

@@ -24,6 +24,7 @@ cdef struct Block:
 cdef class PutRequest(Request):
     cdef readonly uint32_t limit
     cdef readonly uint64_t slot_bytes
+    cdef public bint deferred     # acknowledged before any sync, if all of its commit are
     cdef public bint stuck        # transfers may be in flight for ever: never released
     cdef uint32_t held            # buffers of the caller still held
     cdef Block *blocks            # owned array of `limit`

@@ -3,7 +3,7 @@
 import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EDQUOT, ENOSPC
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -130,6 +130,22 @@ cdef class PutRequest(Request):
         block.result = -EAGAIN
         self.count += 1
         self.held = self.count
+
+    def copies(self):
+        """Return (key, value, metadata) of each block, the values copied."""
+        cdef uint32_t at
+        cdef Block *block
+        cdef list out = []
+        for at in range(self.count):
+            block = &self.blocks[at]
+            metadata = None
+            if block.metadata_length:
+                metadata = PyBytes_FromStringAndSize(<char *>block.metadata,
+                                                     block.metadata_length)
+            out.append((self.keys[at],
+                        PyBytes_FromStringAndSize(<char *>block.view.buf, block.view.len),
+                        metadata))
+        return out
 
     def outcome(self):
         """Return a list of bool, False where no slot was free.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tablespace._core.checksum import checksum64
+from tablespace.durability import Durability
 from tablespace.errors import TablespaceError
 from tablespace.layout import Geometry
 from tablespace.opening import open_directory
@@ -54,8 +55,9 @@ def open_simulated(
     recover_mode: str = "strict",
     verify: bool = True,
     io_mode: str = "buffered",
+    durability: str = "sync",
 ) -> Store:
-    """Open a region on a simulated disk with the production code."""
+    """Open a region on a simulated disk with the production code; the queue's steps by hand."""
     return open_directory(
         SimulatedDirectory(disk),
         geometry,
@@ -64,6 +66,7 @@ def open_simulated(
         recover_mode=recover_mode,
         verify=verify,
         evict=evict,
+        durability=Durability(durability, by_hand=True),
     )
 
 

@@ -2,12 +2,13 @@
 
 For each key the history gives a set of allowed values (None: a miss). An acknowledged operation
 leaves exactly one; one in flight, or one that failed, leaves the old and the new. A key that an
-acknowledged operation evicted stays away.
+acknowledged operation evicted stays away. A put acknowledged with durability "interval" or "none"
+leaves the old and the new to a crash until a flush; reads of the living store see the new alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tablespace.errors import TablespaceError
@@ -54,11 +55,19 @@ class Recorder:
         # (clock, geometry): what the region is opened with from that reading on.
         self.shapes: list[tuple[int, Geometry]] = []
         self._gone: Allowed = {}
+        # What living reads must see of keys whose last change is acknowledged and not promised.
+        self._fresh: Allowed = {}
+        self._unsure = False
 
     @property
     def allowed(self) -> Allowed:
         """What is allowed now."""
         return self.moments[-1].allowed
+
+    @property
+    def visible(self) -> Allowed:
+        """What a read of the living store may return now."""
+        return {**self.allowed, **self._fresh}
 
     @property
     def keys(self) -> list[bytes]:
@@ -74,11 +83,11 @@ class Recorder:
 
     # Operations.
 
-    def put(self, key: bytes, value: bytes) -> bool:
+    def put(self, key: bytes, value: bytes, durability: str = "sync") -> bool:
         """Put one value; return whether it was acknowledged."""
-        return self.put_many([(key, value)])
+        return self.put_many([(key, value)], durability)
 
-    def put_many(self, items: Sequence[tuple[bytes, bytes]]) -> bool:
+    def put_many(self, items: Sequence[tuple[bytes, bytes]], durability: str = "sync") -> bool:
         """Put several values in one commit; return whether the call was acknowledged."""
         before = self.allowed
         new: dict[bytes, bytes] = {}
@@ -91,22 +100,28 @@ class Recorder:
             during = {key: values | _MISS for key, values in during.items()}
         self._date(during)
         try:
-            stored = self._need().put_many(items)
+            stored = self._need().put_many(items, durability=durability)
         except (OSError, TablespaceError) as error:
             self._failed(error, during)
             return False
         after = dict(before)
         for (key, value), done in zip(items, stored, strict=True):
-            if done:
+            if done and durability == "sync":
                 after[key] = frozenset({value})
-        self._settle(after)
+                self._fresh.pop(key, None)
+            elif done:
+                # While the new value waits, the old one may be evicted.
+                after[key] = after.get(key, _MISS) | {value} | (_MISS if self.evicts else set())
+                self._fresh[key] = frozenset({value})
+        self._settle(after, durable=durability == "sync")
         return all(stored)
 
     def delete_many(self, keys: Sequence[bytes]) -> bool:
         """Delete keys; return whether the call was acknowledged."""
         before = self.allowed
         during = dict(before)
-        for key in keys:
+        # Values queued before may be committed first, and others be evicted for them.
+        for key in (*keys, *(during if self.evicts and self._fresh else ())):
             during[key] = during.get(key, _MISS) | _MISS
         self._date(during)
         try:
@@ -114,6 +129,8 @@ class Recorder:
         except (OSError, TablespaceError) as error:
             self._failed(error, during)
             return False
+        for key in keys:
+            self._fresh.pop(key, None)
         self._settle({**before, **dict.fromkeys(keys, _MISS)})
         return True
 
@@ -137,19 +154,68 @@ class Recorder:
                 key: self.allowed.get(key, _MISS) | _MISS for key, value in pairs if value is None
             }
             self._date({**self.allowed, **lost})
+            for key in lost:
+                if key in self._fresh:
+                    self._fresh[key] |= _MISS
         values = dict(pairs)
-        self.judge(values, self.allowed)
+        self.judge(values, self.visible)
         return values
 
     def call(self, name: str) -> bool:
-        """Call `snapshot`, `flush` or `close`; none of them changes a value."""
+        """Call `snapshot`, `flush` or `close`; none of them changes a value.
+
+        After the last two what living reads saw is what a crash leaves.
+        """
+        return self._settling(getattr(self._need(), name), promises=name != "snapshot")
+
+    def step(self) -> bool:
+        """Let the write queue commit what waits in it, as its thread does in production."""
+        return self._settling(self._need()._queue.step, promises=False)
+
+    def _settling(self, work: Callable[[], object], promises: bool) -> bool:
+        """Do what may commit puts acknowledged before, and evict for them."""
+        store = self._need()
+        before, dropped = self.allowed, store.stats().queue_dropped
+        during = before
+        if self.evicts and self._fresh:
+            during = {key: values | _MISS for key, values in before.items()}
+            self._date(during)
         try:
-            getattr(self._need(), name)()
+            work()
         except (OSError, TablespaceError) as error:
-            self._failed(error, self.allowed)
+            self._failed(error, during)
             return False
-        self._date(self.allowed)
+        if store._queue.dropped > dropped:
+            # Which blocks were dropped is not told: of every unpromised one either may be there.
+            self._fresh.clear()
+        # An observer of the disk may have put and deleted meanwhile.
+        after = self.allowed if during is before else before
+        if promises:
+            after = {**after, **self._fresh}
+            self._fresh.clear()
+        if during is before:
+            self._date(after)
+        elif store._closed:
+            # What the close evicted for queued puts shows when the region is open again.
+            self._date({key: values | _MISS for key, values in after.items()})
+            self._unsure = True
+        else:
+            self._settle({**after}, durable=promises)
         return True
+
+    def forget_unpromised(self) -> None:
+        """The store is another one: reads see what a crash left."""
+        self._fresh.clear()
+        self._unsure = False
+
+    def restarted(self) -> None:
+        """The region is open again: what recovery found is durable."""
+        if self._fresh or self._unsure:
+            self._fresh.clear()
+            self._unsure = False
+            values = read_all(self._need(), self.keys)
+            self.judge(values, self.allowed)
+            self._date({key: frozenset({value}) for key, value in values.items()})
 
     def damage(self, key: bytes) -> bool:
         """Flip a bit of a value on the medium: from now on the key is a miss.
@@ -160,7 +226,8 @@ class Recorder:
             False where there is nothing to damage, or it is damaged already.
         """
         store = self._need()
-        entry = store.stat(key)
+        # What is queued is not on the medium yet, and asking for its place would commit it.
+        entry = None if store._queue.find(key) else store.stat(key)
         if entry is None or not entry.length or self.allowed.get(key) == _MISS:
             return False
         allocator = store._index.allocator
@@ -170,7 +237,10 @@ class Recorder:
         offset = entry.slot * slot_bytes + entry.seq % entry.length
         self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
         self.disk.damage(node, offset, bytes([self.disk.files[node][offset] ^ 1]))
-        self._date({**self.allowed, key: _MISS})
+        left = self.allowed[key] - self._fresh.get(key, self.allowed[key])
+        self._date({**self.allowed, key: left | _MISS})
+        if key in self._fresh:
+            self._fresh[key] = _MISS
         return True
 
     def begin_resize(self, geometry: Geometry, *, clean: bool = True) -> None:
@@ -180,12 +250,15 @@ class Recorder:
         others stay.
         """
         store = self._need()
+        if store._queue.busy:
+            self.step()
         places = {key: entry.container for key in store if (entry := store.stat(key))}
         gone = {key for key, container in places.items() if container >= geometry.containers}
         if clean:
             self.call("close")
         else:
             self.disk.locks.clear()
+            self._fresh.clear()
         self._gone = dict.fromkeys(gone, _MISS)
         self._date({**self.allowed, **{key: self.allowed.get(key, _MISS) | _MISS for key in gone}})
         self.shapes.append((self.disk.clock, geometry))
@@ -204,16 +277,26 @@ class Recorder:
 
     def _failed(self, error: BaseException, during: Allowed) -> None:
         self.failures.append(error)
+        self._fresh.clear()
         self._date(during)
 
-    def _settle(self, after: Allowed) -> None:
-        """Date an acknowledged state, with what was evicted on the way taken out."""
+    def _settle(self, after: Allowed, durable: bool = True) -> None:
+        """Date an acknowledged state, with what was evicted on the way taken out.
+
+        Where the records of that are not `durable` yet, a crash may bring it back.
+        """
         if self.evicts:
             keys = list(after)
             present = self._need().contains_many(keys)
             for key, there in zip(keys, present, strict=True):
-                if not there:
+                if there:
+                    continue
+                if durable:
                     after[key] = _MISS
+                    self._fresh.pop(key, None)
+                elif after[key] != _MISS:
+                    after[key] |= _MISS
+                    self._fresh[key] = _MISS
         self._date(after)
 
     # Judging.
@@ -270,19 +353,21 @@ def audit(store: Store, *, recovered: bool = False) -> None:
     found = store.stats()
     total = found.free + found.reserved + found.live + found.limbo + found.quarantined
     used = store._index.allocator.popcount()
-    keys = list(store)
+    keys, listed = store._index.keys(), list(store)
     problems = []
     if total != found.capacity:
         problems.append(f"the sum is {total}, the capacity {found.capacity}")
     if used != found.capacity - found.free:
         problems.append(f"{used} bits are set, {found.capacity - found.free} slots not free")
-    if not len(keys) == len(set(keys)) == found.live == len(store):
-        problems.append(f"{found.live} live, {len(store)} counted, {len(keys)} keys listed")
+    if not len(keys) == len(set(keys)) == found.live:
+        problems.append(f"{found.live} live, {len(keys)} keys in the index")
+    if {*listed} != {*keys, *store._queue.keys()} or len(listed) != len(store):
+        problems.append(f"{len(listed)} keys listed, {len(store)} counted, {found.live} live")
     if recovered and (found.reserved or found.limbo):
         problems.append("slots lost by recovery")
     if not recovered and found.failed is None and found.reserved:
         problems.append("slots reserved by nobody")
-    places = {(entry.container, entry.slot) for entry in map(store.stat, keys) if entry}
+    places = {entry[:2] for entry in map(store._index.get, keys) if entry}
     if len(places) != len(keys):
         problems.append(f"{len(keys)} keys share {len(places)} slots")
     if problems:

@@ -73,14 +73,24 @@ class Workload:
             self.disk, self.geometry, evict=self.evict, io_mode=self.io_mode
         )
 
-    def put(self, *keys: bytes) -> bool:
+    def put(self, *keys: bytes, durability: str = "sync") -> bool:
         """Put a new value under each key, in one commit."""
         sizes = self.geometry.slot_sizes
-        return self.recorder.put_many([(key, value_of(next(self.numbers), sizes)) for key in keys])
+        return self.recorder.put_many(
+            [(key, value_of(next(self.numbers), sizes)) for key in keys], durability
+        )
 
     def delete(self, *keys: bytes) -> bool:
         """Delete keys in one commit."""
         return self.recorder.delete_many(keys)
+
+    def flush(self) -> bool:
+        """Make durable what is not yet."""
+        return self.recorder.call("flush")
+
+    def step(self) -> bool:
+        """Commit what waits in the write queue."""
+        return self.recorder.step()
 
     def snapshot(self) -> bool:
         """Compact."""
@@ -90,11 +100,13 @@ class Workload:
         """Close cleanly and open again."""
         self.recorder.call("close")
         self.open()
+        self.recorder.restarted()
 
     def crash(self) -> None:
         """Let the process die (no power loss) and open again on what is visible."""
         self.disk.locks.clear()
         self.open()
+        self.recorder.restarted()
 
     def damage(self, *keys: bytes, seen: bool = True) -> int:
         """Damage the values of keys on the medium; return how many there were.
@@ -151,6 +163,7 @@ class Workload:
         recorder.judge(values, allowed)
         recorder.moments = [Moment(0, {key: frozenset({value}) for key, value in values.items()})]
         recorder.shapes = [(0, self.geometry)]
+        recorder.forget_unpromised()
         return choice
 
     def random(
@@ -162,6 +175,7 @@ class Workload:
         shapes: Sequence[Geometry] = (),
         damage: bool = False,
         clean: bool = True,
+        modes: Sequence[str] = (),
     ) -> None:
         """Do `count` operations drawn by the seed.
 
@@ -175,15 +189,24 @@ class Workload:
             Whether values go bad on the medium.
         clean : bool
             Whether stores are always closed before a resize.
+        modes : sequence of str
+            Durabilities that puts ask for; with any, there are flushes and steps of the queue.
         """
+
+        def put(*chosen: bytes) -> bool:
+            mode = self.chance.choice(modes) if modes else "sync"
+            return self.put(*chosen, durability=mode)
+
         actions: list[tuple[float, Callable[[], object]]] = [
-            (0.5, lambda: self.put(*self.chance.sample(keys, self.chance.randint(1, 3)))),
-            (0.1, lambda: self.put(self.chance.choice(keys))),
+            (0.5, lambda: put(*self.chance.sample(keys, self.chance.randint(1, 3)))),
+            (0.1, lambda: put(self.chance.choice(keys))),
             (0.2, lambda: self.delete(*self.chance.sample(keys, self.chance.randint(1, 2)))),
             (0.1, self.snapshot),
             (0.05, self.reopen if reopen else self.snapshot),
             (0.05, self.crash if reopen else self.snapshot),
         ]
+        if modes:
+            actions += [(0.1, self.flush), (0.1, self.step)]
         if shapes:
             actions.append((0.1, lambda: self._resize_to_one_of(shapes, clean)))
         if damage:
