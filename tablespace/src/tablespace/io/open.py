@@ -10,6 +10,7 @@ from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace.io import uring_device
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
+from tablespace.io.read_only import try_direct_read
 
 IO_MODES = ("auto", "direct", "buffered")
 IO_ENGINES = ("auto", "uring", "posix")
@@ -113,8 +114,17 @@ def try_direct(directory: Directory) -> tuple[int, int] | str:
     return 4096, memory_alignment
 
 
-def choose_io(directory: Directory, io_mode: str, io_engine: str) -> IoChoice:
+def choose_io(
+    directory: Directory, io_mode: str, io_engine: str, read_only: bool = False
+) -> IoChoice:
     """Choose mode and engine for a region's directory.
+
+    Parameters
+    ----------
+    read_only : bool
+        Whether nothing may be written: then O_DIRECT is tried by a read, and "auto" takes it on
+        every file system where that works. A cache of this host would know nothing of what a
+        writer on another one has changed.
 
     Raises
     ------
@@ -129,7 +139,7 @@ def choose_io(directory: Directory, io_mode: str, io_engine: str) -> IoChoice:
         raise ValueError(f"io_engine must be one of {', '.join(IO_ENGINES)}, not {io_engine!r}")
     choice = IoChoice()
     _choose_engine(choice, io_engine)
-    _choose_mode(choice, directory, io_mode)
+    _choose_mode(choice, directory, io_mode, read_only)
     return choice
 
 
@@ -148,12 +158,12 @@ def _choose_engine(choice: IoChoice, io_engine: str) -> None:
     choice.warnings.append(f"io_uring not usable, using pread/pwrite threads: {problem}")
 
 
-def _choose_mode(choice: IoChoice, directory: Directory, io_mode: str) -> None:
+def _choose_mode(choice: IoChoice, directory: Directory, io_mode: str, read_only: bool) -> None:
     if io_mode == "buffered":
         choice.reasons.append("mode buffered: asked for")
         return
     file_system, number = file_system_of(directory.path)
-    if io_mode == "auto":
+    if io_mode == "auto" and not read_only:
         if file_system in _BUFFERED_FILE_SYSTEMS:
             choice.reasons.append(f"mode buffered: file system {file_system}")
             return
@@ -161,7 +171,7 @@ def _choose_mode(choice: IoChoice, directory: Directory, io_mode: str) -> None:
         if slow is not None:
             choice.reasons.append(f"mode buffered: {slow}")
             return
-    outcome = try_direct(directory)
+    outcome = try_direct_read(directory) if read_only else try_direct(directory)
     if isinstance(outcome, str):
         if io_mode == "direct":
             raise OSError(
@@ -176,5 +186,6 @@ def _choose_mode(choice: IoChoice, directory: Directory, io_mode: str) -> None:
     choice.direct = True
     choice.alignment_bytes, choice.memory_alignment_bytes = outcome
     choice.reasons.append(
-        f"mode direct: O_DIRECT trial write worked on {file_system or 'this file system'}"
+        f"mode direct: O_DIRECT trial {'read' if read_only else 'write'} worked on "
+        f"{file_system or 'this file system'}"
     )
