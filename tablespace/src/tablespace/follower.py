@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 
 from tablespace.context_pool import ContextPool
 from tablespace.errors import CorruptionError, ReadOnlyError, TablespaceError
-from tablespace.index_view import IndexView, load_view
+from tablespace.index_view import IndexView, load_view, may_pass
 from tablespace.io import fork
 from tablespace.io.directory import Directory
 from tablespace.io.open import IoChoice, choose_io
@@ -111,10 +110,8 @@ class Follower(Store):
     def _follow(self) -> None:
         try:
             self._view.tail.refresh()
-        except (MovedError, CorruptionError, FileNotFoundError) as error:
-            self._load(error)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
+        except (MovedError, CorruptionError, OSError) as error:
+            if not may_pass(error):
                 raise
             self._load(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass
 
@@ -48,6 +49,16 @@ class IndexView:
             device.close()
 
 
+def may_pass(error: Exception) -> bool:
+    """Say whether an error may be nothing but a writer's rename, cut or recovery just now.
+
+    EIO is among them: what a file was too short for, when it was cut after it was opened.
+    """
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOENT, errno.ESTALE, errno.EIO)
+    return isinstance(error, (CorruptionError, MovedError))
+
+
 def load_view(directory: Directory, choice: IoChoice) -> IndexView:
     """Load a region's index as it is now, while a writer may be changing it.
 
@@ -55,8 +66,8 @@ def load_view(directory: Directory, choice: IoChoice) -> IndexView:
     ------
     FileNotFoundError
         No region is there.
-    CorruptionError
-        Damage, or files that do not fit together, at each of `MAX_ATTEMPTS` looks.
+    CorruptionError, OSError
+        Damage, files that do not fit together, or EIO, at each of `MAX_ATTEMPTS` looks.
     FormatVersionError
     """
     problem: Exception | None = None
@@ -64,9 +75,13 @@ def load_view(directory: Directory, choice: IoChoice) -> IndexView:
         region = read_region(directory)
         try:
             return _load(directory, region, choice)
-        except (CorruptionError, FileNotFoundError, MovedError) as error:
+        except (CorruptionError, MovedError, OSError) as error:
+            if not may_pass(error):
+                raise
             problem = error
-    if isinstance(problem, CorruptionError):
+    if isinstance(problem, CorruptionError) or (
+        isinstance(problem, OSError) and problem.errno == errno.EIO
+    ):
         raise problem
     raise CorruptionError(
         f"{directory.path}/{JOURNAL_NAME}",
