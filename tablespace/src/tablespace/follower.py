@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tablespace.context_pool import ContextPool
@@ -18,7 +18,9 @@ from tablespace.io.open import IoChoice, choose_io
 from tablespace.io.read_batch import ReadBatch
 from tablespace.io.read_only import ReadOnlyDirectory
 from tablespace.journal_tail import MovedError
+from tablespace.layout import container_name
 from tablespace.region import read_region
+from tablespace.resize import CONTAINERS
 from tablespace.stats import Counts, FollowerStats, PoolStats, slot_counts
 from tablespace.store import Store
 
@@ -59,7 +61,7 @@ class Follower(Store):
         self._looking = threading.Lock()
         self._looked_at = self._refreshed_at = clock()
         self._refreshes = self._reloads = self._moved = 0
-        self._problem: str | None = None
+        self._problem = view.tail.waiting
         self._closed: str | None = None
         self._closing = threading.Lock()
         self._counting = threading.Lock()
@@ -94,11 +96,14 @@ class Follower(Store):
             super()._check_open()
             return self._refresh()
 
-    def _refresh(self) -> int:
+    def _refresh(self, moved: Iterable[bytes] = ()) -> int:
         self._looked_at = self._clock()
         before = self._view.seq
         try:
             self._follow()
+            for path in self._replaced(moved):
+                self._load(MovedError(f"{path} is another file"))
+                break
         except BaseException as error:
             self._problem = f"{type(error).__name__}: {error}"
             raise
@@ -114,6 +119,15 @@ class Follower(Store):
             if not may_pass(error):
                 raise
             self._load(error)
+
+    def _replaced(self, keys: Iterable[bytes]) -> Iterator[str]:
+        """Yield containers of these keys that are not the files under their names any more."""
+        view = self._view
+        entries = [view.index.get(key) for key in keys]
+        for number in sorted({entry[0] for entry in entries if entry is not None}):
+            name = f"{CONTAINERS}/{container_name(number)}"
+            if not self._directory.same_file(view.devices[number], name):
+                yield view.devices[number].path
 
     def _load(self, reason: Exception) -> None:
         logger.info("%s: the index is loaded anew: %s", self._directory.path, reason)
@@ -131,11 +145,11 @@ class Follower(Store):
         # Its containers go with the last transfer that uses them.
         old.tail.close()
 
-    def _look(self) -> None:
+    def _look(self, moved: Iterable[bytes] = ()) -> None:
         """Refresh, where a failure leaves what was known; said once, and shown by `stats`."""
         before = self._problem
         try:
-            self._refresh()
+            self._refresh(moved)
         except (OSError, TablespaceError):
             if self._problem != before:
                 logger.warning("%s: not refreshed: %s", self._directory.path, self._problem)
@@ -167,7 +181,7 @@ class Follower(Store):
         moved = {key for key, _ in suspects}
         with self._looking:
             if self._closed is None:
-                self._look()
+                self._look(moved)
         self._drop_cached(moved)
         again = [at for at, key in enumerate(keys) if out[at] is None and key in moved]
         part = [keys[at] for at in again]

@@ -323,8 +323,9 @@ cdef class ReadBatch:
         -------
         tuple
             (results, suspects, errors): results as the caller gets them (bytes or a length; None
-            for a miss), suspects as (key, seq) of values that are damaged or unreadable, and the
-            first other error as an errno or 0.
+            for a miss), suspects as (key, seq) of values that are damaged or unreadable (where the
+            batch does not pin: unreadable for any reason), and the first other error as an errno
+            or 0.
         """
         cdef uint32_t at
         cdef Read *read
@@ -343,8 +344,11 @@ cdef class ReadBatch:
                 self.out[at] = None
                 if read.result == -EILSEQ or read.result == -EIO:
                     suspects.append((self.keys[at], read.seq))
-                elif first_error == 0:
-                    first_error = <int>-read.result
+                else:
+                    if not self.pins:
+                        suspects.append((self.keys[at], read.seq))
+                    if first_error == 0:
+                        first_error = <int>-read.result
         self.release()
         return self.out, suspects, first_error
 

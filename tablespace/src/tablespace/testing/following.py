@@ -187,9 +187,7 @@ class FollowerHunt:
         except (OSError, TablespaceError) as error:
             raise Breach(f"a follower ({when}): {error!r}") from error
 
-    def _compare(
-        self, follower: Follower, expected: dict[bytes, bytes | None], when: str
-    ) -> None:
+    def _compare(self, follower: Follower, expected: dict[bytes, bytes | None], when: str) -> None:
         found = read_all(follower, expected)
         self.report.looks += 1
         if found != expected:
