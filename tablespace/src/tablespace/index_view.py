@@ -98,10 +98,10 @@ def _load(directory: Directory, region: Region, choice: IoChoice) -> IndexView:
     devices: list[Device] = []
     try:
         head = tail.begin()
-        index, seq, snapshot_bytes = _load_snapshot(directory, region, report)
+        index, seq, snapshot = _load_snapshot(directory, region, report)
         report.snapshot_entries = len(index)
         replay = JournalReplay(index, seq)
-        tail.start(replay, head)
+        tail.start(replay, head, snapshot.identity)
         for number in range(region.geometry.containers):
             devices.append(_open_container(directory, region, container_name(number), choice))
     except BaseException:
@@ -112,34 +112,28 @@ def _load(directory: Directory, region: Region, choice: IoChoice) -> IndexView:
     report.journal_records = replay.applied
     report.entries = len(index)
     report.seconds = time.perf_counter() - started
-    return IndexView(region, index, devices, replay, tail, report, snapshot_bytes)
+    return IndexView(region, index, devices, replay, tail, report, snapshot.size_bytes)
 
 
 def _load_snapshot(
     directory: Directory, region: Region, report: RecoveryReport
-) -> tuple[KeyIndex, int, int]:
-    """Load the snapshot in place, or the one before it; return index, seq and size."""
+) -> tuple[KeyIndex, int, Device]:
+    """Load the snapshot in place, or the one before it; return index, seq and file (closed)."""
     problem: Exception | None = None
     for name in (SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME):
         index = new_index(region)
         try:
+            snapshot = directory.open(name, read_only=True)
+            snapshot.close()
             seq = load_snapshot(directory, name, region, index)
         except (CorruptionError, FileNotFoundError) as error:
             problem = problem or error
             report.notes.append(f"{name} not usable: {error}")
             continue
         report.source = name
-        return index, seq, _size(directory, name)
+        return index, seq, snapshot
     assert problem is not None
     raise problem
-
-
-def _size(directory: Directory, name: str) -> int:
-    device = directory.open(name, read_only=True)
-    try:
-        return device.size_bytes
-    finally:
-        device.close()
 
 
 def _open_container(directory: Directory, region: Region, name: str, choice: IoChoice) -> Device:

@@ -19,6 +19,7 @@ from tablespace.io.device import Device
 from tablespace.io.directory import Directory
 from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME, JournalHead, decode_header
 from tablespace.region import REGION_NAME, Region, read_region
+from tablespace.snapshot import SNAPSHOT_NAME
 
 # What one look reads behind the last record; a busy journal is read on in larger pieces.
 PROBE_BYTES = 4096
@@ -69,6 +70,8 @@ class JournalTail:
         # Of the last group: what was applied of it, which ends at `_offset`.
         self._group_bytes = 0
         self._group_digest = hashlib.blake2b()
+        # The snapshot that the index was loaded from, or that was in place at the last rotation.
+        self._snapshot: object = None
         # A sound record that contradicts the index does not make it be loaded twice.
         self._contradiction: tuple[object, int] | None = None
         self.waiting: str | None = None
@@ -93,7 +96,7 @@ class JournalTail:
         self._header, head = self._read_head(self._device)
         return head
 
-    def start(self, replay: JournalReplay, head: JournalHead) -> None:
+    def start(self, replay: JournalReplay, head: JournalHead, snapshot: object) -> None:
         """Apply what the snapshot lacks: the journal in place, after the one before if need be.
 
         Parameters
@@ -102,6 +105,8 @@ class JournalTail:
             Whose index and `seq` are those of a snapshot.
         head : JournalHead
             What `begin` returned.
+        snapshot : object
+            Identity of that snapshot's file.
 
         Raises
         ------
@@ -111,6 +116,7 @@ class JournalTail:
             For damage, or what looks like it while an append is caught half-way.
         """
         self._replay = replay
+        self._snapshot = snapshot
         if head.base_seq > replay.seq + 1:
             self._start_with_backup(head)
         else:
@@ -245,6 +251,7 @@ class JournalTail:
             else:
                 backup.close()
         self._enter(device, header, head, whole)
+        self._snapshot = self._snapshot_in_place()
         self.follow()
 
     def _finish(self) -> None:
@@ -265,7 +272,7 @@ class JournalTail:
         seq, group = self._replay.seq, self._replay.group
         if head.base_seq > seq + 1:
             raise MovedError(f"the journal begins with record {head.base_seq}, {seq + 1} is due")
-        if head.base_seq == seq + 1 and (whole or self._group_bytes == 0):
+        if head.base_seq == seq + 1 and (whole or self._is_untouched()):
             self._offset = head.start
             self._group_bytes = 0
             self._group_digest = hashlib.blake2b()
@@ -275,6 +282,22 @@ class JournalTail:
             raise MovedError(f"the journal tells nothing of record {seq}")
         self._take(device)
         self._header = header
+
+    def _is_untouched(self) -> bool:
+        """Say whether nothing was applied that could have been taken back, the snapshot neither.
+
+        The one a follower loaded may not have been durable: that of a shrink lacks entries which
+        an older one has, and emptying a region begins its numbers anew.
+        """
+        return self._group_bytes == 0 and self._snapshot == self._snapshot_in_place()
+
+    def _snapshot_in_place(self) -> object:
+        try:
+            device = self._directory.open(SNAPSHOT_NAME, read_only=True)
+        except FileNotFoundError:
+            return None
+        device.close()
+        return device.identity
 
     def _find_group(self, device: Device, at: int, group: int) -> int:
         """Return where a journal has a group's first record."""

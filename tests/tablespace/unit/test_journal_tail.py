@@ -9,6 +9,7 @@ from tablespace.follower import Follower
 from tablespace.layout import Geometry
 from tablespace.store import Store
 from tablespace.testing import Disk, Workload
+from tablespace.testing.crash import open_simulated
 from tablespace.testing.following import follow_simulated
 from tablespace.testing.model import read_all
 
@@ -104,6 +105,23 @@ def test_a_look_without_news_costs_the_same_however_long_the_journal() -> None:
         workload.disk.observer = None
         costs.append(operations)
     assert costs[0] == costs[1] == ["open", "read", "read"]
+
+
+def test_a_region_emptied_by_its_writer_is_loaded_anew_also_when_its_numbers_fit() -> None:
+    workload = Workload(GEOMETRY)
+    workload.put(KEYS[0])
+    workload.snapshot()
+    disk = workload.disk
+    follower = follow_simulated(disk)
+    assert len(follower) == 1 and follower.stats().seq == 2
+    disk.locks.clear()
+    del disk.directories[0]["index.log"]
+    writer = open_simulated(disk, GEOMETRY, recover_mode="empty")
+    writer.put(KEYS[1], b"other")
+    writer.snapshot()
+    follower.refresh()
+    assert follower.get_many(KEYS[:2]) == [None, b"other"]
+    assert follower.stats().reloads == 1 and follower.stats().seq == 2
 
 
 def test_damage_is_an_error_when_opening() -> None:

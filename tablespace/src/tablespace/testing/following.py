@@ -128,7 +128,7 @@ class FollowerHunt:
             followers.append(("opened after the crash", after))
         if before is not None and after is not None:
             self._refresh(before, "opened before the crash, before recovery")
-            self._compare(before, read_all(after, self.recorder.keys), "before recovery")
+            self._judge(before, stop, "before the crash, refreshed after it")
         writer = open_simulated(image, shape, evict=self.recorder.evicts)
         if after is None:
             followers.append(("opened after recovery", follow_simulated(image)))
