@@ -98,9 +98,11 @@ def follow(path: str, seed: int, seconds: float, mode: str) -> dict[str, int]:
     hits = 0
     while time.monotonic() < end:
         keys = chance.sample(KEYS, BATCH)
-        found = dict(zip(keys, store.get_many(keys), strict=True))
+        found = list(zip(keys, store.get_many(keys), strict=True))
         length = store.get_into(keys[0], buffer)
-        for key, value in [*found.items(), (keys[0], length and bytes(buffer[:length]))]:
+        if length is not None:
+            found.append((keys[0], bytes(buffer[:length])))
+        for key, value in found:
             if value is not None:
                 version = version_of(key, value)
                 assert version >= newest.get(key, 0), f"{key!r} went back to version {version}"

@@ -7,7 +7,7 @@ what the writer would.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tablespace.errors import TablespaceError
@@ -169,8 +169,13 @@ class FollowerHunt:
             some = chance.sample(keys, min(len(keys), 3))
             writer.put_many([(key, value_of(next(numbers), sizes)) for key in some])
 
-        steps = [("recovery", lambda: None), ("a put", put), ("a snapshot", writer.snapshot)]
-        steps += [("a delete", lambda: writer.delete(keys[0])), ("a put", put)]
+        steps: list[tuple[str, Callable[[], object]]] = [
+            ("recovery", lambda: None),
+            ("a put", put),
+            ("a snapshot", writer.snapshot),
+            ("a delete", lambda: writer.delete(keys[0])),
+            ("another put", put),
+        ]
         for name, step in steps:
             step()
             expected = read_all(writer, keys)
