@@ -32,7 +32,9 @@ class ContextPool:
     def enlarge(self, slot_bytes: int) -> None:
         """Let contexts taken from now on have room for larger slots."""
         with self._condition:
-            self._staging_bytes = max(self._staging_bytes, 2 * slot_bytes)
+            if self._staging_bytes >= 2 * slot_bytes:
+                return
+            self._staging_bytes = 2 * slot_bytes
             for context in self._idle:
                 context.close()
             self._made -= len(self._idle)

@@ -78,6 +78,15 @@ def test_followers_opened_before_and_after_every_crash_agree_with_the_recovered_
     assert report.images > 50 and report.looks > 500 and report.reloads > 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+def test_followers_across_crashes_of_mixed_histories(seed: int) -> None:
+    workload = Workload(SHAPES[1], seed=seed)
+    workload.random(20, KEYS, shapes=SHAPES, damage=True, clean=False)
+    report = FollowerHunt(workload.recorder, SHAPES[1], limit=10, seed=seed).run()
+    assert report.images > 500
+
+
 def test_followers_across_crashes_of_a_creation_find_no_region_or_a_sound_one() -> None:
     workload = Workload(GEOMETRY)
     workload.put(*KEYS[:3])
@@ -116,6 +125,23 @@ def test_records_of_an_append_that_was_taken_back_do_not_stay_in_a_follower(seed
     """A group's append was cut short by a full disk. A follower had applied its first lines, the
     writer cut them off and appended others with the same numbers at the same place."""
     taken_back(seed)
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_follower_goes_on_when_a_sync_of_the_writer_fails(nth: int) -> None:
+    workload = Workload(GEOMETRY, disk=fresh_region(GEOMETRY), seed=nth)
+    companions = Companions(workload.recorder)
+    label = "index.log" if nth % 2 else ""
+    workload.disk.faults = FaultPlan(Fault("sync", nth, errno.EIO, label=label))
+    for number in range(12):
+        workload.put(*KEYS[number % 4 : number % 4 + 2])
+        workload.delete(KEYS[number % 5])
+    assert workload.recorder.failures and workload.disk.faults.met == 1
+    workload.disk.faults = None
+    workload.crash()
+    workload.random(8, KEYS)
+    companions.stop()
+    assert companions.looks >= 50
 
 
 # Each rule can be broken, and that is noticed.

@@ -449,6 +449,36 @@ def test_a_forked_child_leaves_the_follower_to_its_parent(open_small: Opener, fo
     assert follower[b"k"] == b"v"
 
 
+FOLLOW_REFUSED = """
+import logging, sys, tablespace
+logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+try:
+    tablespace.open(sys.argv[1], read_only=True, io_mode="direct")
+except OSError as error:
+    print("direct" in str(error))
+with tablespace.open(sys.argv[1], read_only=True) as store:
+    print(store[b"k"], store.stats().io_mode)
+"""
+
+
+def test_direct_reads_that_are_refused_fall_back_and_say_so_once(
+    open_small: Opener, region: Path, support: Path, tmp_path: Path, need_direct: None
+) -> None:
+    open_small().put(b"k", b"v")
+    shim = tmp_path / "refuse_direct.so"
+    source = support / "refuse_direct.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FOLLOW_REFUSED, str(region)],
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["True", "b'v' buffered"]
+    assert done.stderr.count("refused by read") == 1
+
+
 def test_direct_reads_are_tried_by_a_read(
     open_small: Opener, region: Path, follow: Any, need_direct: None
 ) -> None:
