@@ -6,7 +6,6 @@ import errno
 import time
 from dataclasses import dataclass
 
-from tablespace._core.journal_replay import JournalReplay
 from tablespace._core.key_index import KeyIndex
 from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
@@ -32,7 +31,6 @@ class IndexView:
     region: Region
     index: KeyIndex
     devices: list[Device]
-    replay: JournalReplay
     tail: JournalTail
     report: RecoveryReport
     snapshot_bytes: int
@@ -40,7 +38,7 @@ class IndexView:
     @property
     def seq(self) -> int:
         """Number of the last record applied."""
-        return self.replay.seq
+        return self.tail.seq
 
     def close(self) -> None:
         """Close the files."""
@@ -100,8 +98,7 @@ def _load(directory: Directory, region: Region, choice: IoChoice) -> IndexView:
         head = tail.begin()
         index, seq, snapshot = _load_snapshot(directory, region, report)
         report.snapshot_entries = len(index)
-        replay = JournalReplay(index, seq)
-        tail.start(replay, head, snapshot.identity)
+        tail.start(index, seq, head, snapshot.identity)
         for number in range(region.geometry.containers):
             devices.append(_open_container(directory, region, container_name(number), choice))
     except BaseException:
@@ -109,10 +106,10 @@ def _load(directory: Directory, region: Region, choice: IoChoice) -> IndexView:
         for device in devices:
             device.close()
         raise
-    report.journal_records = replay.applied
+    report.journal_records = tail.applied
     report.entries = len(index)
     report.seconds = time.perf_counter() - started
-    return IndexView(region, index, devices, replay, tail, report, snapshot.size_bytes)
+    return IndexView(region, index, devices, tail, report, snapshot.size_bytes)
 
 
 def _load_snapshot(

@@ -9,10 +9,12 @@ length and digest, and compared each time before anything behind it is read.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tablespace._core.journal_replay import JournalReplay, later_group_follows
+from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import MAX_LINE_BYTES, is_whole, parse
 from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
@@ -24,6 +26,7 @@ from tablespace.snapshot import SNAPSHOT_NAME
 # What one look reads behind the last record; a busy journal is read on in larger pieces.
 PROBE_BYTES = 4096
 CHUNK_BYTES = 1 << 20
+_SNAPSHOT_COUNTS = re.compile(rb'"seq":(\d{1,19}),"count":(\d{1,19}),')
 
 
 class MovedError(Exception):
@@ -58,6 +61,7 @@ class JournalTail:
     Not thread-safe.  Memory is bounded by `CHUNK_BYTES`, whatever the journal's size.
     """
 
+    _index: KeyIndex
     _replay: JournalReplay
 
     def __init__(self, directory: Directory, region: Region) -> None:
@@ -75,6 +79,16 @@ class JournalTail:
         # A sound record that contradicts the index does not make it be loaded twice.
         self._contradiction: tuple[object, int] | None = None
         self.waiting: str | None = None
+
+    @property
+    def seq(self) -> int:
+        """Number of the last record applied."""
+        return self._replay.seq
+
+    @property
+    def applied(self) -> int:
+        """How many records were applied since the snapshot was loaded."""
+        return self._replay.applied
 
     @property
     def size_bytes(self) -> int:
@@ -96,17 +110,18 @@ class JournalTail:
         self._header, head = self._read_head(self._device)
         return head
 
-    def start(self, replay: JournalReplay, head: JournalHead, snapshot: object) -> None:
+    def start(self, index: KeyIndex, seq: int, head: JournalHead, snapshot: object) -> None:
         """Apply what the snapshot lacks: the journal in place, after the one before if need be.
 
         Parameters
         ----------
-        replay : JournalReplay
-            Whose index and `seq` are those of a snapshot.
+        index : KeyIndex
+        seq : int
+            Both of a snapshot.
         head : JournalHead
             What `begin` returned.
         snapshot : object
-            Identity of that snapshot's file.
+            Identity of the snapshot's file.
 
         Raises
         ------
@@ -115,13 +130,14 @@ class JournalTail:
         CorruptionError
             For damage, or what looks like it while an append is caught half-way.
         """
-        self._replay = replay
+        self._index = index
+        self._replay = JournalReplay(index, seq)
         self._snapshot = snapshot
-        if head.base_seq > replay.seq + 1:
+        if head.base_seq > seq + 1:
             self._start_with_backup(head)
         else:
             self._offset = head.start
-            replay.place = head.base_seq
+            self._replay.place = head.base_seq
         try:
             self.follow()
         except MovedError as error:
@@ -130,7 +146,8 @@ class JournalTail:
             self.waiting = str(error)
         if self.waiting is not None and self._is_damage():
             path = self._device.path if self._device is not None else JOURNAL_NAME
-            raise CorruptionError(path, self._offset, f"record {replay.place}", self.waiting)
+            due = f"record {self._replay.place}"
+            raise CorruptionError(path, self._offset, due, self.waiting)
 
     def _start_with_backup(self, head: JournalHead) -> None:
         current, header = self._device, self._header
@@ -251,7 +268,7 @@ class JournalTail:
             else:
                 backup.close()
         self._enter(device, header, head, whole)
-        self._snapshot = self._snapshot_in_place()
+        self._snapshot = self._snapshot_in_place()[0]
         self.follow()
 
     def _finish(self) -> None:
@@ -272,7 +289,7 @@ class JournalTail:
         seq, group = self._replay.seq, self._replay.group
         if head.base_seq > seq + 1:
             raise MovedError(f"the journal begins with record {head.base_seq}, {seq + 1} is due")
-        if head.base_seq == seq + 1 and (whole or self._is_untouched()):
+        if head.base_seq == seq + 1 and self._continues(whole):
             self._offset = head.start
             self._group_bytes = 0
             self._group_digest = hashlib.blake2b()
@@ -283,21 +300,30 @@ class JournalTail:
         self._take(device)
         self._header = header
 
-    def _is_untouched(self) -> bool:
-        """Say whether nothing was applied that could have been taken back, the snapshot neither.
+    def _continues(self, whole: bool) -> bool:
+        """Say whether a journal that begins behind the last record applied goes on from there.
 
-        The one a follower loaded may not have been durable: that of a shrink lacks entries which
-        an older one has, and emptying a region begins its numbers anew.
+        Nothing may have been applied that can have been taken back: records of the last group, or
+        a snapshot that was not durable.  And the snapshot in place must not tell of other entries:
+        a shrink evicts without records, and emptying a region begins its numbers anew.
         """
-        return self._group_bytes == 0 and self._snapshot == self._snapshot_in_place()
+        identity, seq, count = self._snapshot_in_place()
+        if seq == self._replay.seq and count != len(self._index):
+            return False
+        return whole or (self._group_bytes == 0 and identity == self._snapshot)
 
-    def _snapshot_in_place(self) -> object:
+    def _snapshot_in_place(self) -> tuple[object, int, int]:
+        """Return identity, seq and count of the snapshot in place, as far as it tells."""
         try:
             device = self._directory.open(SNAPSHOT_NAME, read_only=True)
         except FileNotFoundError:
-            return None
-        device.close()
-        return device.identity
+            return None, -1, -1
+        try:
+            head = device.read_at(0, min(device.size_bytes, MAX_LINE_BYTES))
+        finally:
+            device.close()
+        found = _SNAPSHOT_COUNTS.search(head)
+        return device.identity, *((int(found[1]), int(found[2])) if found else (-1, -1))
 
     def _find_group(self, device: Device, at: int, group: int) -> int:
         """Return where a journal has a group's first record."""

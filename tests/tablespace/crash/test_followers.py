@@ -13,8 +13,9 @@ from tablespace.io.device import Device
 from tablespace.io.read_batch import ReadBatch
 from tablespace.journal_tail import JournalTail
 from tablespace.layout import Geometry
-from tablespace.testing import Breach, Fault, FaultPlan, Workload
-from tablespace.testing.following import Companions, FollowerHunt, follow_simulated
+from tablespace.testing import Breach, Disk, Fault, FaultPlan, Workload
+from tablespace.testing.crash import open_simulated
+from tablespace.testing.following import Companions, FollowerHunt, follow_simulated, move_to
 from tablespace.testing.model import read_all
 from tablespace.testing.workload import fresh_region
 
@@ -105,6 +106,63 @@ def test_followers_across_crashes_of_resizes_agree_with_the_recovered_writer() -
     assert report.images > 50
 
 
+def killed_within(step: int, before: Geometry, after: Geometry, again: Geometry) -> bool:
+    """Kill a writer at one operation of a resize, up to which a follower looks; open once more.
+
+    Returns
+    -------
+    bool
+        False when the resize has fewer operations than that.
+    """
+    workload = Workload(before, disk=fresh_region(before))
+    workload.put(*KEYS)
+    workload.recorder.call("close")
+    disk = workload.disk
+    follower = follow_simulated(disk)
+    left: list[Disk] = []
+    operations = 0
+
+    def kill(kind: str, label: str) -> None:
+        nonlocal operations
+        operations += 1
+        if operations <= step:
+            follower.refresh()
+        if operations == step:
+            left.append(disk.survivor())
+
+    disk.observer = kill
+    open_simulated(disk, after)
+    disk.observer = None
+    if not left:
+        return False
+    writer = open_simulated(left[0], again)
+    move_to(follower, left[0])
+    for number in range(3):
+        follower.refresh()
+        expected = read_all(writer, KEYS)
+        assert read_all(follower, KEYS) == expected, f"step {step}, {again}, look {number}"
+        assert sorted(follower) == sorted(writer), f"step {step}, {again}, look {number}"
+        writer.put_many([(KEYS[number], b"after the kill")])
+        writer.delete(KEYS[number + 3])
+    return True
+
+
+@pytest.mark.parametrize("finished", [False, True], ids=["given-up", "finished"])
+@pytest.mark.parametrize(
+    "before, after", [(SHAPES[2], SHAPES[0]), (SHAPES[0], SHAPES[2])], ids=["shrink", "grow"]
+)
+def test_a_follower_that_looked_within_a_resize_agrees_whatever_becomes_of_it(
+    before: Geometry, after: Geometry, finished: bool
+) -> None:
+    """A shrink is the one time when a snapshot tells less than the journal before it: it evicts
+    without records. A follower that went from that journal to the next kept what was evicted, also
+    when the resize was given up and the region stayed as it was."""
+    steps = 1
+    while killed_within(steps, before, after, after if finished else before):
+        steps += 1
+    assert steps > 20
+
+
 def taken_back(seed: int) -> None:
     """A full disk cuts an append short while a follower looks at every operation."""
     workload = Workload(SMALL, disk=fresh_region(SMALL).survivor(seed), seed=seed)
@@ -166,6 +224,17 @@ def test_a_follower_that_does_not_notice_a_rotation_is_noticed(
     monkeypatch.setattr(JournalTail, "_rotate", stay)
     with pytest.raises(Breach, match="allowed"):
         accompany(Workload(GEOMETRY))
+
+
+def test_a_follower_that_does_not_count_the_snapshots_entries_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        JournalTail, "_continues", lambda self, whole: whole or not self._group_bytes
+    )
+    with pytest.raises(AssertionError, match="look"):
+        for step in range(1, 60):
+            killed_within(step, SHAPES[2], SHAPES[0], SHAPES[2])
 
 
 def what_follows(self: JournalTail) -> bytes:

@@ -101,20 +101,25 @@ class FollowerHunt:
         for stop in stops(self.start, disk.clock, self.stride, self.seed):
             state.advance_to(stop)
             self.report.stops += 1
+            wanted = self.recorder.shape_at(stop) or self.geometry
             for choice in choices(state, self.limit, random.Random(f"{self.seed}/{stop}")):
-                try:
-                    self._crash(state, choice, stop)
-                except Breach as breach:
-                    raise Breach(
-                        f"{breach}\n  crash after event {stop} of {disk.clock}, {choice}, seed "
-                        f"{self.seed}\n  trace: {tail(state)}"
-                    ) from breach
+                found = shape_of(state.image(choice)) or wanted
+                for shape in {wanted, found}:
+                    self._try(state, choice, stop, shape)
         return self.report
 
-    def _crash(self, state: DiskState, choice: Choice, stop: int) -> None:
+    def _try(self, state: DiskState, choice: Choice, stop: int, shape: Geometry) -> None:
+        try:
+            self._crash(state, choice, stop, shape)
+        except Breach as breach:
+            raise Breach(
+                f"{breach}\n  crash after event {stop} of {state.disk.clock}, {choice}, opened as "
+                f"{shape}, seed {self.seed}\n  trace: {tail(state)}"
+            ) from breach
+
+    def _crash(self, state: DiskState, choice: Choice, stop: int, shape: Geometry) -> None:
         everything = Choice(frozenset(range(len(state.pending))))
         image = state.image(choice)
-        shape = self.recorder.shape_at(stop) or self.geometry
         self.report.images += 1
         followers: list[tuple[str, Follower]] = []
         before = self._open(state.image(everything))
