@@ -75,7 +75,7 @@ class JournalTail:
         self._group_bytes = 0
         self._group_digest = hashlib.blake2b()
         # The snapshot that the index was loaded from, or that was in place at the last rotation.
-        self._snapshot: object = None
+        self._snapshot: tuple[object, int, int] = (None, -1, -1)
         # A sound record that contradicts the index does not make it be loaded twice.
         self._contradiction: tuple[object, int] | None = None
         self.waiting: str | None = None
@@ -132,7 +132,7 @@ class JournalTail:
         """
         self._index = index
         self._replay = JournalReplay(index, seq)
-        self._snapshot = snapshot
+        self._snapshot = (snapshot, seq, len(index))
         if head.base_seq > seq + 1:
             self._start_with_backup(head)
         else:
@@ -268,7 +268,7 @@ class JournalTail:
             else:
                 backup.close()
         self._enter(device, header, head, whole)
-        self._snapshot = self._snapshot_in_place()[0]
+        self._snapshot = self._snapshot_in_place()
         self.follow()
 
     def _finish(self) -> None:
@@ -307,10 +307,11 @@ class JournalTail:
         a snapshot that was not durable.  And the snapshot in place must not tell of other entries:
         a shrink evicts without records, and emptying a region begins its numbers anew.
         """
-        identity, seq, count = self._snapshot_in_place()
+        snapshot = self._snapshot_in_place()
+        _, seq, count = snapshot
         if seq == self._replay.seq and count != len(self._index):
             return False
-        return whole or (self._group_bytes == 0 and identity == self._snapshot)
+        return whole or (self._group_bytes == 0 and snapshot == self._snapshot)
 
     def _snapshot_in_place(self) -> tuple[object, int, int]:
         """Return identity, seq and count of the snapshot in place, as far as it tells."""
