@@ -20,14 +20,16 @@ from tablespace.errors import (
     FormatVersionError,
     FullError,
     GeometryError,
+    ReadOnlyError,
     TablespaceError,
     ValueTooLargeError,
 )
+from tablespace.follower import Follower
 from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
 from tablespace.recovery import RecoveryReport
-from tablespace.stats import Entry, PoolStats, StoreStats
+from tablespace.stats import Entry, FollowerStats, PoolStats, StoreStats
 from tablespace.store import Store
 
 __version__ = "0.1.0"
@@ -40,10 +42,13 @@ __all__ = [
     "CorruptionError",
     "Entry",
     "FailedError",
+    "Follower",
+    "FollowerStats",
     "FormatVersionError",
     "FullError",
     "GeometryError",
     "PoolStats",
+    "ReadOnlyError",
     "RecoveryReport",
     "Store",
     "StoreStats",

@@ -32,6 +32,18 @@ class ContextPool:
         self._made = 0
         self._condition = threading.Condition()
 
+    def enlarge(self, slot_bytes: int) -> None:
+        """Let contexts taken from now on have room for larger slots."""
+        with self._condition:
+            if self._staging_bytes >= 2 * slot_bytes:
+                return
+            self._staging_bytes = 2 * slot_bytes
+            for context in self._idle:
+                context.close()
+            self._made -= len(self._idle)
+            self._idle.clear()
+            self._condition.notify_all()
+
     def take(self) -> IoContext:
         """Return a context for this thread alone, waiting while all are in use.
 
@@ -62,7 +74,11 @@ class ContextPool:
     def give(self, context: IoContext) -> None:
         """Take a context back."""
         with self._condition:
-            self._idle.append(context)
+            if context.staging.size_bytes < self._staging_bytes:
+                context.close()
+                self._made -= 1
+            else:
+                self._idle.append(context)
             self._condition.notify_all()
 
     def bury(self, context: IoContext, batch: ReadBatch) -> None:

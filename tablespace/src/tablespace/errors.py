@@ -53,6 +53,16 @@ class BusyError(TablespaceError):
         self.holder = holder
 
 
+class ReadOnlyError(TablespaceError):
+    """A store opened with read_only=True was asked to change the region."""
+
+    def __init__(self, call: str, path: str) -> None:
+        super().__init__(
+            f"{call}: the region {path} was opened with read_only=True. Remedy: ask the process "
+            "that has it open for writing, or open it without read_only where there is none"
+        )
+
+
 class FailedError(TablespaceError):
     """An earlier failed sync made the store read-only; reopen it to go on.
 

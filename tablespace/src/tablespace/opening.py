@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
+from tablespace.follower import DEFAULT_REFRESH_INTERVAL_MS, open_follower
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
@@ -68,6 +69,8 @@ def open_store(
     on_full: str = "reject",
     eviction: str = "lru",
     break_lock: bool = False,
+    read_only: bool = False,
+    refresh_interval_ms: float | None = DEFAULT_REFRESH_INTERVAL_MS,
 ) -> Store:
     """Open a region for reading and writing, creating it where there is none.
 
@@ -105,6 +108,14 @@ def open_store(
     eviction : {"lru"}
     break_lock : bool
         Go on without the writer's lock. Only when no other writer can exist.
+    read_only : bool
+        Follow a region that another process or host may be writing: a `Follower`. No lock is
+        taken and nothing is written, also where the region is damaged or not there; sizes,
+        `create`, `on_full` and `eviction` do not matter. `verify=False`, `break_lock=True` and
+        `recover` other than "strict" are refused with it.
+    refresh_interval_ms : float, optional
+        How old a follower's last look at the journal may be when a call begins; 0 to look at
+        each call, None to look only at `refresh()` and when a value was found changed.
 
     Raises
     ------
@@ -121,6 +132,14 @@ def open_store(
     _check_choice("eviction", eviction, ("lru",))
     when = Durability(durability, flush_interval_ms)
     directory = PosixDirectory(path)
+    if read_only:
+        _check_read_only(verify, recover, break_lock)
+        return open_follower(
+            directory,
+            io_mode=io_mode,
+            io_engine=io_engine,
+            refresh_interval_ms=refresh_interval_ms,
+        )
     geometry = plan_geometry(
         DEFAULT_MAX_BYTES if max_bytes is None else max_bytes,
         container_bytes,
@@ -162,6 +181,20 @@ class Keep:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_read_only(verify: bool, recover: str, break_lock: bool) -> None:
+    """Refuse what contradicts read_only=True."""
+    if not verify:
+        raise ValueError(
+            "verify=False with read_only=True: the writer reuses slots at any time, and only the "
+            "checksum tells whose bytes a follower has read. Remedy: leave verify out"
+        )
+    if recover != "strict" or break_lock:
+        raise ValueError(
+            f"recover={recover!r}, break_lock={break_lock} with read_only=True: a follower "
+            "repairs nothing and takes no lock. Remedy: open it once for writing with these"
+        )
 
 
 def open_directory(

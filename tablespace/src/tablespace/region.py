@@ -128,6 +128,27 @@ def decode_region(data: bytes, path: str) -> Region:
         raise CorruptionError(path, 0, "a region header", str(error)) from error
 
 
+def read_region(directory: Directory) -> Region:
+    """Read a region's identity without its lock and without changing anything.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none, or a writer is making it.
+    FormatVersionError, CorruptionError
+    """
+    device = directory.open(REGION_NAME, read_only=True)
+    try:
+        data = device.read_at(0, min(device.size_bytes, HOLDER_OFFSET))
+    finally:
+        device.close()
+    if not data.strip(b"\0"):
+        raise FileNotFoundError(
+            errno.ENOENT, "no region here yet: a writer may be making it", directory.path
+        )
+    return decode_region(data, device.path)
+
+
 def check_resizable(region: Region, wanted: Geometry, path: str) -> None:
     """Refuse to open a region under a geometry it cannot be brought to, naming the sizes.
 

@@ -93,6 +93,37 @@ class StoreStats:
     choices: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class FollowerStats(StoreStats):
+    """What a follower tells besides: how far behind the writer it is.
+
+    Attributes
+    ----------
+    seq : int
+        Number of the last journal record applied.
+    lag_records, lag_bytes : int or None
+        What the journal had beyond that when the stats were asked for; None where it could not
+        be read (`problem` says why).
+    refreshed_s : float
+        Seconds since the journal was last looked at with success.
+    refreshes, reloads : int
+        Looks that found something new; loads of the whole index after the first.
+    moved : int
+        Reads that found other bytes than the index told of, and were tried once more.
+    problem : str or None
+        Why the last look failed, or why it stopped before the journal's end.
+    """
+
+    seq: int = 0
+    lag_records: int | None = 0
+    lag_bytes: int | None = 0
+    refreshed_s: float = 0.0
+    refreshes: int = 0
+    reloads: int = 0
+    moved: int = 0
+    problem: str | None = None
+
+
 @dataclass
 class Counts:
     """What callers asked of a store; added to under one lock."""

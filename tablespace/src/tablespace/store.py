@@ -367,8 +367,20 @@ class Store:
             out += self._read_window(part, into)
         return out
 
+    def _batch(self) -> ReadBatch:
+        return ReadBatch(self._index, self._devices, self._slot_bytes, self._verify)
+
     def _read_window(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
-        batch = ReadBatch(self._index, self._devices, self._slot_bytes, self._verify)
+        out, suspects = self._read_once(keys, buffers)
+        for key, seq in suspects:
+            self._drop(key, seq)
+        return out
+
+    def _read_once(
+        self, keys: list[bytes], buffers: list[Any] | None
+    ) -> tuple[list[Any], list[tuple[bytes, int]]]:
+        """Return results, and (key, seq) of those whose bytes are not what they should be."""
+        batch = self._batch()
         batch.start(keys, buffers)
         context = None
         try:
@@ -399,9 +411,7 @@ class Store:
                 self._directory.path,
                 os.strerror(error),
             )
-        for key, seq in suspects:
-            self._drop(key, seq)
-        return out
+        return out, suspects
 
     def _drop(self, key: bytes, seq: int) -> None:
         """Forget a damaged value; its record follows in the next commit, its slot rests."""

@@ -18,6 +18,8 @@ cdef class Device:
     cdef readonly uint32_t memory_alignment_bytes  # of buffer addresses
     cdef readonly bint direct                      # O_DIRECT in force
     cdef readonly bint closed
+    cdef readonly bint read_only                   # writes, syncs and new lengths are refused
+    cdef readonly object identity                  # equal for two devices of the same file
     cdef uint64_t slack_bytes                      # filler at the end, to be written over
     cdef public uint32_t filler_bytes              # how much of it is laid at a time; 0: none
     cdef int fd                                    # owned by the subclass; -1 where there is none

@@ -7,9 +7,9 @@ also runs in tests.  Errors below Python are values: bytes moved, or a negative 
 
 import os
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOSYS, ENXIO
+from libc.errno cimport EAGAIN, EBADF, EINTR, EINVAL, EIO, ENOSYS, ENXIO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -36,6 +36,10 @@ cdef class Device:
         What direct transfers need of offsets and lengths, and of addresses; 1 where any will do.
     direct : bool
         Whether O_DIRECT is in force now (a refusal at write time turns it off).
+    read_only : bool
+        Whether it was opened for reading alone: whatever would change the file fails with EBADF.
+    identity : object
+        Equal for two open devices exactly when they are of the same file.
 
     Notes
     -----
@@ -113,7 +117,7 @@ cdef class Device:
 
     cdef int64_t write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil:
         """Write exactly `length` bytes within the file's size; return them, or -errno."""
-        cdef int64_t code = self.fits(length, offset)
+        cdef int64_t code = -EBADF if self.read_only else self.fits(length, offset)
         if code < 0 or length == 0:
             return code
         return self.finish(IO_WRITE, <void *>buffer, length, offset,
@@ -122,7 +126,7 @@ cdef class Device:
     cdef int sync(self) noexcept nogil:
         if self.closed:
             return -ENXIO
-        return self.do_sync()
+        return -EBADF if self.read_only else self.do_sync()
 
     cdef uint64_t end(self) noexcept nogil:
         """Where the next append goes: the file's length less its filler."""
@@ -137,6 +141,8 @@ cdef class Device:
         cdef int64_t code
         if self.closed:
             return -ENXIO
+        if self.read_only:
+            return -EBADF
         if length == 0:
             return 0
         if length > self.slack_bytes and self.filler_bytes:
@@ -174,6 +180,8 @@ cdef class Device:
         cdef int code
         if self.closed:
             return -ENXIO
+        if self.read_only:
+            return -EBADF
         code = self.do_truncate(size_bytes)
         if code == 0:
             self.size_bytes = size_bytes
@@ -193,6 +201,19 @@ cdef class Device:
         if code < 0:
             raise os_error(<int>code, self.path)
         return out
+
+    def read_into(self, uint64_t offset, buffer):
+        """Fill a whole writable buffer from `offset` on."""
+        cdef Py_buffer view
+        cdef int64_t code
+        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+        try:
+            with nogil:
+                code = self.read(view.buf, view.len, offset)
+        finally:
+            PyBuffer_Release(&view)
+        if code < 0:
+            raise os_error(<int>code, self.path)
 
     def write_at(self, uint64_t offset, data):
         """Write a whole buffer at `offset`, within the file's size."""
@@ -233,8 +254,8 @@ cdef class Device:
 
     def truncate(self, uint64_t size_bytes):
         """Set the file's length."""
-        cdef int code = -ENXIO
-        if not self.closed:
+        cdef int code = -EBADF if self.read_only else -ENXIO
+        if not self.closed and not self.read_only:
             with nogil:
                 code = self.do_truncate(size_bytes)
         if code < 0:
@@ -249,13 +270,16 @@ cdef class Device:
 
     def allocate(self, uint64_t size_bytes):
         """Make the file `size_bytes` long with its space reserved on the disk."""
-        cdef int code = -ENXIO
-        if not self.closed:
+        cdef int code = -EBADF if self.read_only else -ENXIO
+        if not self.closed and not self.read_only:
             with nogil:
                 code = self.do_allocate(size_bytes)
         if code < 0:
             raise os_error(code, self.path)
         self.size_bytes = size_bytes
+
+    def drop_cached(self, uint64_t offset, size_t length):
+        """Let a cache of this machine forget a range, so that the next read asks the medium."""
 
     def close(self):
         """Close the file; further calls fail with ENXIO."""
@@ -291,6 +315,8 @@ cdef class IoQueue:
         cdef int64_t code = device.fits(length, offset)
         if code < 0:
             return <int>code
+        if kind == IO_WRITE and device.read_only:
+            return -EBADF
         if self.in_flight >= self.depth:
             return -EAGAIN
         if device.direct and (offset % device.alignment_bytes or length % device.alignment_bytes

@@ -46,8 +46,9 @@ class Directory(Protocol):
         direct: bool = False,
         alignment_bytes: int = 4096,
         memory_alignment_bytes: int = 512,
+        read_only: bool = False,
     ) -> Device:
-        """Open a file read-write."""
+        """Open a file read-write, or with `read_only` for reading alone."""
 
     def rename(self, old: str, new: str) -> None:
         """Rename, replacing what is there."""
@@ -118,14 +119,20 @@ class PosixDirectory:
         direct: bool = False,
         alignment_bytes: int = 4096,
         memory_alignment_bytes: int = 512,
+        read_only: bool = False,
     ) -> Device:
-        flags = os.O_RDWR | os.O_CLOEXEC
+        flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
         flags |= os.O_CREAT if create else 0
         flags |= os.O_EXCL if exclusive else 0
         flags |= os.O_DIRECT if direct else 0
         full = self._full(name)
         return PosixDevice(
-            full, os.open(full, flags, FILE_MODE), direct, alignment_bytes, memory_alignment_bytes
+            full,
+            os.open(full, flags, FILE_MODE),
+            direct,
+            alignment_bytes,
+            memory_alignment_bytes,
+            read_only,
         )
 
     def rename(self, old: str, new: str) -> None:

@@ -11,6 +11,7 @@ from tablespace.io import uring_device
 from tablespace.io.classify import TREATMENTS, Classification, classify
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
+from tablespace.io.read_only import try_direct_read
 
 IO_MODES = ("auto", "direct", "buffered")
 IO_ENGINES = ("auto", "uring", "posix")
@@ -87,8 +88,17 @@ def try_direct(directory: Directory) -> tuple[int, int] | str:
     return 4096, memory_alignment
 
 
-def choose_io(directory: Directory, io_mode: str, io_engine: str) -> IoChoice:
+def choose_io(
+    directory: Directory, io_mode: str, io_engine: str, read_only: bool = False
+) -> IoChoice:
     """Choose mode and engine for a region's directory.
+
+    Parameters
+    ----------
+    read_only : bool
+        Whether nothing may be written: then O_DIRECT is tried by a read, and "auto" takes it on
+        every file system where that works. A cache of this host would know nothing of what a
+        writer on another one has changed.
 
     Raises
     ------
@@ -107,7 +117,7 @@ def choose_io(directory: Directory, io_mode: str, io_engine: str) -> IoChoice:
         choice.concurrency = storage.concurrency
         choice.reasons.append(storage.reasons[0])
     _choose_engine(choice, io_engine)
-    _choose_mode(choice, directory, io_mode, storage)
+    _choose_mode(choice, directory, io_mode, storage, read_only)
     if storage is not None:
         choice.reasons += storage.warnings
         choice.warnings += storage.warnings
@@ -130,16 +140,22 @@ def _choose_engine(choice: IoChoice, io_engine: str) -> None:
 
 
 def _choose_mode(
-    choice: IoChoice, directory: Directory, io_mode: str, storage: Classification | None
+    choice: IoChoice,
+    directory: Directory,
+    io_mode: str,
+    storage: Classification | None,
+    read_only: bool,
 ) -> None:
     if io_mode == "buffered":
         choice.reasons.append("mode buffered: asked for")
         return
-    if io_mode == "auto" and storage is not None and storage.io_mode == "buffered":
+    # A follower reads past the page cache wherever that works: what it caches may be old.
+    cached = storage is not None and storage.io_mode == "buffered" and not read_only
+    if io_mode == "auto" and storage is not None and cached:
         choice.reasons.append(f"mode {storage.reasons[1]}")
         return
     file_system = storage.file_system if storage is not None else ""
-    outcome = try_direct(directory)
+    outcome = try_direct_read(directory) if read_only else try_direct(directory)
     if isinstance(outcome, str):
         if io_mode == "direct":
             raise OSError(
@@ -154,5 +170,6 @@ def _choose_mode(
     choice.direct = True
     choice.alignment_bytes, choice.memory_alignment_bytes = outcome
     choice.reasons.append(
-        f"mode direct: O_DIRECT trial write worked on {file_system or 'this file system'}"
+        f"mode direct: O_DIRECT trial {'read' if read_only else 'write'} worked on "
+        f"{file_system or 'this file system'}"
     )

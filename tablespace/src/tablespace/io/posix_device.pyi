@@ -8,6 +8,7 @@ class PosixDevice(Device):
         direct: bool = False,
         alignment_bytes: int = 4096,
         memory_alignment_bytes: int = 512,
+        read_only: bool = False,
     ) -> None: ...
     def fileno(self) -> int: ...
 

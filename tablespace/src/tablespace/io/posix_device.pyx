@@ -51,18 +51,22 @@ cdef class PosixDevice(Device):
     path : str
         For messages only.
     fd : int
-        Open read-write; owned from here on.
+        Open for writing too unless `read_only`; owned from here on.
     direct : bool
         Whether `fd` has O_DIRECT.
     alignment_bytes, memory_alignment_bytes : int
         What direct transfers need; ignored when not direct.
+    read_only : bool
     """
 
     def __init__(self, str path, int fd, bint direct=False, uint32_t alignment_bytes=4096,
-                 uint32_t memory_alignment_bytes=512):
+                 uint32_t memory_alignment_bytes=512, bint read_only=False):
         self.path = path
         self.fd = fd
-        self.size_bytes = os.fstat(fd).st_size
+        self.read_only = read_only
+        found = os.fstat(fd)
+        self.size_bytes = found.st_size
+        self.identity = (found.st_dev, found.st_ino)
         self.direct = direct
         if direct:
             self.alignment_bytes = alignment_bytes
@@ -76,6 +80,11 @@ cdef class PosixDevice(Device):
     def fileno(self):
         """Return the descriptor, which stays owned by the device."""
         return self.fd
+
+    def drop_cached(self, uint64_t offset, size_t length):
+        """Let the page cache forget a range that is clean (posix_fadvise, DONTNEED)."""
+        if not self.closed:
+            os.posix_fadvise(self.fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     cdef int leave_direct(self) noexcept nogil:
         """Turn O_DIRECT off on the descriptor, for a file system that refuses it at transfer."""

@@ -8,7 +8,12 @@ class ReadBatch:
     bytes_read: int
     hits: int
     def __init__(
-        self, index: KeyIndex, devices: list[Device], slot_bytes: int, verify: bool
+        self,
+        index: KeyIndex,
+        devices: list[Device],
+        slot_bytes: int,
+        verify: bool,
+        pin: bool = True,
     ) -> None: ...
     def start(self, keys: list[bytes], buffers: list[Any] | None) -> None: ...
     def run(self, context: IoContext) -> None: ...

@@ -35,10 +35,11 @@ cdef struct Read:
     unsigned char *target  # where the value goes
     size_t room            # bytes that may be written at target
     uint64_t location
+    uint64_t offset        # of the slot in its container
     uint64_t check
     uint64_t seq
     uint32_t length
-    int64_t entry          # pinned entry, or -1
+    int64_t entry          # the entry found (pinned, where the batch pins), or -1
     int64_t result         # bytes, or -errno; -EILSEQ: the checksum does not fit
     void *buffer           # where the transfer lands: target, or a staging frame
     int32_t frame
@@ -57,6 +58,9 @@ cdef class ReadBatch:
         The largest slot: what one read needs of staging.
     verify : bool
         Whether to check each value's checksum.
+    pin : bool
+        Whether the slots are held while they are read. A follower holds nothing: the writer
+        reuses slots without asking, and only the checksum tells.
 
     Notes
     -----
@@ -69,6 +73,7 @@ cdef class ReadBatch:
     cdef void **devices
     cdef uint64_t slot_bytes
     cdef bint verify
+    cdef bint pins
     cdef Read *reads
     cdef readonly uint32_t count
     cdef list keys
@@ -78,7 +83,7 @@ cdef class ReadBatch:
     cdef readonly uint32_t hits
 
     def __cinit__(self, KeyIndex index not None, list devices not None, uint64_t slot_bytes,
-                  bint verify):
+                  bint verify, bint pin=True):
         cdef uint32_t at
         self.index = index
         self.device_list = devices
@@ -89,6 +94,7 @@ cdef class ReadBatch:
             self.devices[at] = <void *>devices[at]
         self.slot_bytes = slot_bytes
         self.verify = verify
+        self.pins = pin
 
     def __dealloc__(self):
         if not self.stuck:
@@ -138,11 +144,14 @@ cdef class ReadBatch:
                 data = <const uint8_t *>PyBytes_AS_STRING(key)
                 id = self.index.find(data, PyBytes_GET_SIZE(key),
                                      hash_key(data, PyBytes_GET_SIZE(key)))
-                if id < 0 or not self.index.pin(<uint32_t>id):
+                if id < 0 or (self.pins and not self.index.pin(<uint32_t>id)):
                     continue
                 read.entry = id
                 entry = self.index.entry(<uint32_t>id)
                 read.location = entry.location
+                # Now: the container may change its pool under an entry that is not pinned.
+                read.offset = (location_slot(entry.location)
+                               * self.index.allocator.slot_bytes_of(entry.location))
                 read.check = entry.check
                 read.length = entry.length
                 read.seq = entry.seq
@@ -262,8 +271,7 @@ cdef class ReadBatch:
         return (read.length + unit - 1) // unit * unit
 
     cdef uint64_t offset_of(self, Read *read) noexcept nogil:
-        return (location_slot(read.location)
-                * self.index.allocator.slot_bytes_of(read.location))
+        return read.offset
 
     cdef uint32_t memory_alignment(self, Read *read) noexcept nogil:
         return (<Device>self.devices[location_container(read.location)]).memory_alignment_bytes
@@ -315,8 +323,9 @@ cdef class ReadBatch:
         -------
         tuple
             (results, suspects, errors): results as the caller gets them (bytes or a length; None
-            for a miss), suspects as (key, seq) of values that are damaged or unreadable, and the
-            first other error as an errno or 0.
+            for a miss), suspects as (key, seq) of values that are damaged or unreadable (where the
+            batch does not pin: unreadable for any reason), and the first other error as an errno
+            or 0.
         """
         cdef uint32_t at
         cdef Read *read
@@ -335,8 +344,11 @@ cdef class ReadBatch:
                 self.out[at] = None
                 if read.result == -EILSEQ or read.result == -EIO:
                     suspects.append((self.keys[at], read.seq))
-                elif first_error == 0:
-                    first_error = <int>-read.result
+                else:
+                    if not self.pins:
+                        suspects.append((self.keys[at], read.seq))
+                    if first_error == 0:
+                        first_error = <int>-read.result
         self.release()
         return self.out, suspects, first_error
 
@@ -348,6 +360,6 @@ cdef class ReadBatch:
             if read.held:
                 read.held = False
                 PyBuffer_Release(&read.view)
-            if read.entry >= 0:
+            if read.entry >= 0 and self.pins:
                 self.index.unpin(<uint32_t>read.entry)
-                read.entry = -1
+            read.entry = -1

@@ -51,8 +51,9 @@ class SimulatedDirectory:
         direct: bool = False,
         alignment_bytes: int = 4096,
         memory_alignment_bytes: int = 512,
+        read_only: bool = False,
     ) -> Device:
-        """Open a file read-write."""
+        """Open a file read-write, or with `read_only` for reading alone."""
         self.disk.check("open", name)
         node = self.disk.find(name)
         if node is not None and create and exclusive:
@@ -62,7 +63,13 @@ class SimulatedDirectory:
                 raise FileNotFoundError(errno.ENOENT, "no such file", name)
             node = self.disk.make_file(name)
         return SimulatedDevice(
-            self.disk, node, f"{self.path}/{name}", direct, alignment_bytes, memory_alignment_bytes
+            self.disk,
+            node,
+            f"{self.path}/{name}",
+            direct,
+            alignment_bytes,
+            memory_alignment_bytes,
+            read_only,
         )
 
     def _node(self, name: str) -> tuple[int, str, int]:

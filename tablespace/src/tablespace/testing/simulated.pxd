@@ -4,7 +4,7 @@ from tablespace.io.device cimport Completion, Device, IoKind, IoQueue
 
 
 cdef class SimulatedDevice(Device):
-    cdef readonly object disk    # tablespace.testing.disk.Disk
+    cdef public object disk      # tablespace.testing.disk.Disk; another after a server's crash
     cdef readonly object node
     cdef readonly str label
 

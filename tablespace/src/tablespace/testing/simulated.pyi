@@ -13,6 +13,7 @@ class SimulatedDevice(Device):
         direct: bool = False,
         alignment_bytes: int = 4096,
         memory_alignment_bytes: int = 4096,
+        read_only: bool = False,
     ) -> None: ...
 
 class Transfer: ...

@@ -10,7 +10,7 @@ import random
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EIO
+from libc.errno cimport EIO, ESTALE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -30,10 +30,14 @@ cdef void interrupt(object disk) noexcept:
 
 
 cdef int64_t fetch(object disk, object node, void *buffer, size_t length,
-                   uint64_t offset) except -1:
-    """Copy visible bytes of a file; return how many there were."""
-    cdef bytearray live = disk.files[node]
-    cdef size_t total = len(live)
+                   uint64_t offset) except? -1:
+    """Copy visible bytes of a file; return how many there were, or -errno."""
+    cdef bytearray live = disk.files.get(node)
+    cdef size_t total
+    if live is None:
+        # Of a file that the crash of a server took away under a client that has it open.
+        return -ESTALE
+    total = len(live)
     if offset >= total:
         return 0
     if length > total - offset:
@@ -67,12 +71,15 @@ cdef class SimulatedDevice(Device):
     direct : bool
         Whether the engine is to believe that O_DIRECT is in force (alignment is then checked).
     alignment_bytes, memory_alignment_bytes : int
+    read_only : bool
     """
 
     def __init__(self, disk, node, str path, bint direct=False, uint32_t alignment_bytes=4096,
-                 uint32_t memory_alignment_bytes=4096):
+                 uint32_t memory_alignment_bytes=4096, bint read_only=False):
         self.disk = disk
         self.node = node
+        self.identity = node
+        self.read_only = read_only
         self.path = path
         self.label = disk.labels[node]
         self.direct = direct
