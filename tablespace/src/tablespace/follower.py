@@ -23,6 +23,7 @@ from tablespace.region import read_region
 from tablespace.resize import CONTAINERS
 from tablespace.stats import Counts, FollowerStats, PoolStats, slot_counts
 from tablespace.store import Store
+from tablespace.write_queue import always_empty
 
 logger = logging.getLogger("tablespace")
 
@@ -56,7 +57,10 @@ class Follower(Store):
         self._choice = choice
         self._clock = clock
         self._interval_s = None if refresh_interval_ms is None else refresh_interval_ms / 1000
-        self._readers = ContextPool(directory, choice.engine, view.region.geometry.slot_bytes)
+        self._readers = ContextPool(
+            directory, choice.engine, view.region.geometry.slot_bytes, choice.concurrency
+        )
+        self._queue = always_empty(directory.path)
         # One thread looks at the journal at a time; others go on with the index as it is.
         self._looking = threading.Lock()
         self._looked_at = self._refreshed_at = clock()
@@ -235,6 +239,11 @@ class Follower(Store):
             bytes_written=0,
             bytes_read=counts.bytes_read,
             groups=0,
+            held_blocks=0,
+            held_bytes=0,
+            queue_blocks=0,
+            queue_bytes=0,
+            queue_dropped=0,
             compactions=0,
             journal_bytes=view.tail.size_bytes,
             snapshot_bytes=view.snapshot_bytes,
@@ -290,11 +299,20 @@ class Follower(Store):
 
     # What a follower does not do.
 
-    def put(self, key: bytes, value: Any, *, metadata: bytes | None = None) -> None:
+    def put(
+        self,
+        key: bytes,
+        value: Any,
+        *,
+        metadata: bytes | None = None,
+        durability: str | None = None,
+    ) -> None:
         """Raise ReadOnlyError."""
         self._refuse("put")
 
-    def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
+    def put_many(
+        self, items: Iterable[Sequence[Any]], *, durability: str | None = None
+    ) -> list[bool]:
         """Raise ReadOnlyError."""
         self._refuse("put_many")
 

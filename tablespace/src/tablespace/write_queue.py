@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tablespace._core.key_index import check_key
 from tablespace._core.write_gate import WriteGate
-from tablespace.durability import Durability
+from tablespace.durability import SYNC, Durability
 from tablespace.errors import ClosedError, FailedError, FullError, TablespaceError
 from tablespace.layout import MAX_GROUP_BLOCKS
 
@@ -364,3 +364,8 @@ def _retold(error: Exception | None, lost: int) -> Exception:
         out = FailedError(text) if isinstance(error, TablespaceError) else RuntimeError(text)
     out.__cause__ = error
     return out
+
+
+def always_empty(path: str) -> WriteQueue:
+    """Return the queue of a store that refuses every put."""
+    return WriteQueue(path, SYNC, lambda _: [], lambda _, keys: [], lambda: 0, lambda: None)

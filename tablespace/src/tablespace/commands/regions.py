@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 from typing import Any
 
 from tablespace.commands.progress import Progress
@@ -14,7 +13,7 @@ from tablespace.store import Store
 
 
 def open_for_reading(path: str) -> Store:
-    """Open an existing region, changing nothing and beside a live writer where that is possible.
+    """Open an existing region, changing nothing, also beside a live writer.
 
     Raises
     ------
@@ -23,9 +22,7 @@ def open_for_reading(path: str) -> Store:
     TablespaceError, OSError
         As `tablespace.open`.
     """
-    if "read_only" in inspect.signature(open_store).parameters:
-        return _open(path, read_only=True)
-    return _open(path)
+    return _open(path, read_only=True)
 
 
 def open_for_writing(path: str, **options: Any) -> Store:
