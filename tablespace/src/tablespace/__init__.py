@@ -23,6 +23,7 @@ from tablespace.errors import (
     TablespaceError,
     ValueTooLargeError,
 )
+from tablespace.eviction import EvictionPolicy
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
 from tablespace.recovery import RecoveryReport
@@ -37,6 +38,7 @@ __all__ = [
     "ClosedError",
     "CorruptionError",
     "Entry",
+    "EvictionPolicy",
     "FailedError",
     "FormatVersionError",
     "FullError",

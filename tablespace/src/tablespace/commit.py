@@ -17,6 +17,7 @@ from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
 from tablespace.errors import ClosedError, FailedError, FullError
+from tablespace.eviction import Eviction
 from tablespace.io.commit_group import (
     CommitGroup,
     Stage,
@@ -85,6 +86,7 @@ class Committer:
         context: IoContext,
         seq: int,
         evict: bool,
+        eviction: Eviction,
         on_buffered: Callable[[Device], None],
     ) -> None:
         self.index = index
@@ -94,6 +96,7 @@ class Committer:
         self.context = context
         self.seq = seq
         self.evict = evict
+        self._eviction = eviction
         # Told once of a device whose file system refused O_DIRECT at a transfer.
         self._on_buffered = on_buffered
         self._direct = all(device.direct for device in devices)
@@ -119,6 +122,7 @@ class Committer:
         FailedError, FullError, OSError
             As the commit met; the request's own outcome tells about single blocks.
         """
+        self._eviction.refuse_reentry()
         self._queue.run(request)
 
     def _share_limit(self) -> int:
@@ -263,7 +267,7 @@ class Committer:
         # Again as long as victims turn out to be pinned by readers who came in the meantime.
         while (short := wanted - self.allocator.room(pool)) > 0:
             if self.allocator.pool_capacity(pool):
-                victims = VictimList(self.index, short + self._spare(pool), pool)
+                victims = self._eviction.victims(short + self._spare(pool), pool)
             else:
                 victims = self._victims_of_a_container(pool)
             if victims.count == 0:
@@ -305,11 +309,16 @@ class Committer:
 
     def _choose_riders(self, demand: list[int]) -> list[VictimList]:
         """Choose victims whose records ride in this group, so that the next one finds room."""
-        riders = []
-        for pool, wanted in enumerate(demand):
-            short = self._spare(pool) - self.allocator.room(pool)
-            if wanted and short > 0:
-                riders.append(VictimList(self.index, short, pool))
+        riders: list[VictimList] = []
+        try:
+            for pool, wanted in enumerate(demand):
+                short = self._spare(pool) - self.allocator.room(pool)
+                if wanted and short > 0:
+                    riders.append(self._eviction.victims(short, pool))
+        except BaseException:
+            for each in riders:
+                each.spare()
+            raise
         return riders
 
     def _begin_group(self) -> tuple[LineWriter, int, int, int]:

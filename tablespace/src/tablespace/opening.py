@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tablespace.errors import CorruptionError
+from tablespace.eviction import EvictionPolicy, check_eviction
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
@@ -63,7 +64,7 @@ def open_store(
     recover: str = "strict",
     verify: bool = True,
     on_full: str = "reject",
-    eviction: str = "lru",
+    eviction: str | EvictionPolicy = "lru",
     break_lock: bool = False,
 ) -> Store:
     """Open a region for reading and writing, creating it where there is none.
@@ -94,7 +95,9 @@ def open_store(
     verify : bool
         Whether every read checks the value's checksum.
     on_full : {"reject", "evict"}
-    eviction : {"lru"}
+    eviction : {"lru", "fifo"} or EvictionPolicy
+        Which entries leave first: those longest unused, those longest stored, or those that an
+        object of the caller's names (`tablespace.EvictionPolicy`).
     break_lock : bool
         Go on without the writer's lock. Only when no other writer can exist.
 
@@ -110,7 +113,7 @@ def open_store(
     """
     _check_choice("recover", recover, RECOVER_MODES)
     _check_choice("on_full", on_full, ("reject", "evict"))
-    _check_choice("eviction", eviction, ("lru",))
+    check_eviction(eviction)
     directory = PosixDirectory(path)
     geometry = plan_geometry(
         DEFAULT_MAX_BYTES if max_bytes is None else max_bytes,
@@ -126,6 +129,7 @@ def open_store(
         recover_mode=recover,
         verify=verify,
         evict=on_full == "evict",
+        eviction=eviction,
         break_lock=break_lock,
         keep=Keep(
             max_bytes is None,
@@ -164,6 +168,7 @@ def open_directory(
     recover_mode: str = "strict",
     verify: bool = True,
     evict: bool = False,
+    eviction: str | EvictionPolicy = "lru",
     break_lock: bool = False,
     keep: Keep | None = None,
 ) -> Store:
@@ -194,7 +199,15 @@ def open_directory(
                 )
         recovered.report.notes[:0] = notes
         store = Store(
-            directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
+            directory,
+            region,
+            lock,
+            devices,
+            recovered,
+            choice,
+            verify=verify,
+            evict=evict,
+            eviction=eviction,
         )
     except BaseException:
         for device in devices:

@@ -18,6 +18,7 @@ from tablespace.commit import Committer, DeleteRequest
 from tablespace.compaction import Compactor
 from tablespace.context_pool import ContextPool
 from tablespace.errors import ClosedError, FullError, TablespaceError
+from tablespace.eviction import Eviction, EvictionPolicy
 from tablespace.io import fork
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
@@ -64,6 +65,7 @@ class Store:
         *,
         verify: bool,
         evict: bool,
+        eviction: str | EvictionPolicy = "lru",
     ) -> None:
         self._directory = directory
         self._region = region
@@ -75,6 +77,7 @@ class Store:
         self._index = recovered.index
         slot_bytes = region.geometry.slot_bytes
         self._slot_bytes = slot_bytes
+        self._eviction = Eviction(recovered.index, eviction, directory.path)
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(directory.queue(choice.engine, WRITE_DEPTH), AlignedBuffer(staging))
         self._write_context = context
@@ -85,6 +88,7 @@ class Store:
             context,
             recovered.seq,
             evict,
+            self._eviction,
             self._left_direct,
         )
         self._compactor = Compactor(
@@ -200,6 +204,7 @@ class Store:
         finally:
             request.release()
         self._compactor.consider()
+        self._eviction.tell()
         out = request.outcome()
         with self._counting:
             self._counts.puts += sum(out)
@@ -221,6 +226,7 @@ class Store:
             self._committer.run(request)
             self._compactor.consider()
             removed += sum(request.removed)
+        self._eviction.tell()
         return removed
 
     def clear(self, prefix: bytes = b"") -> int:
@@ -314,6 +320,7 @@ class Store:
             )
         for key, seq in suspects:
             self._drop(key, seq)
+        self._eviction.tell()
         return out
 
     def _drop(self, key: bytes, seq: int) -> None:
@@ -354,6 +361,7 @@ class Store:
         """
         self._check_open()
         found: int = self._index.touch_many(keys)
+        self._eviction.tell()
         return found
 
     def stat(self, key: bytes) -> Entry | None:
@@ -435,7 +443,8 @@ class Store:
         return "direct" if all(device.direct for device in self._devices) else "buffered"
 
     def _choices(self) -> list[str]:
-        return self._choice.reasons + ([self._lock.note] if self._lock.note else [])
+        noted = [self._lock.note] if self._lock.note else []
+        return self._choice.reasons + self._eviction.reasons + noted
 
     def _still_ours(self) -> bool:
         """Say whether region.json still is the file whose lock this store holds."""

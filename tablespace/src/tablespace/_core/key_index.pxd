@@ -43,6 +43,8 @@ cdef class KeyIndex:
     cdef uint8_t **aside           # owned array of names set aside, with their size classes
     cdef uint8_t *aside_classes
     cdef size_t aside_count, aside_room
+    cdef public bint keeps_order   # uses do not move entries: the order is that of the puts
+    cdef public object events      # None, or a deque of what happened, see `tell`
 
     cdef Entry *entry(self, uint32_t id) noexcept nogil
     cdef uint32_t take_entry(self) except? 0xFFFFFFFF
@@ -71,11 +73,15 @@ cdef class KeyIndex:
                             size_t metadata_length, uint32_t container, uint32_t slot,
                             uint32_t length, uint64_t check, uint64_t seq) except -1
     cdef void touch(self, uint32_t id) noexcept nogil
+    cdef void use(self, uint32_t id) noexcept
+    cdef void tell(self, char what, Entry *entry) noexcept
     cdef bint pin(self, uint32_t id) noexcept nogil
     cdef void unpin(self, uint32_t id) noexcept
     cdef int pool_of(self, Entry *entry) noexcept nogil
     cdef uint32_t choose_victims(self, uint32_t pool, uint32_t *out,
                                  uint32_t wanted) noexcept nogil
+    cdef uint32_t choose_keys(self, uint32_t pool, list keys, uint32_t *out,
+                              uint32_t wanted, list passed_over) except? 0xFFFFFFFF
     cdef uint32_t choose_container(self, uint32_t container, uint32_t *out,
                                    uint32_t limit) noexcept nogil
 

@@ -287,6 +287,57 @@ cdef class KeyIndex:
         self.unlink(entry)
         self.link_newest(id, entry)
 
+    cdef void use(self, uint32_t id) noexcept:
+        """Note that an entry was of use to somebody."""
+        if not self.keeps_order:
+            self.touch(id)
+        if self.events is not None:
+            self.tell(b'u', self.entry(id))
+
+    cdef void tell(self, char what, Entry *entry) noexcept:
+        """Queue an event: its letter (i, u, r), 4 bytes of slot size, the key.
+
+        Bytes, since making an object that the garbage collector tracks may run foreign code,
+        and the index is being changed here.  Without memory for it the event is lost.
+        """
+        cdef bytes event = PyBytes_FromStringAndSize(NULL, 5 + entry.key_length)
+        cdef char *text = PyBytes_AS_STRING(event)
+        cdef uint32_t slot_bytes = <uint32_t>self.allocator.pool_bytes[self.pool_of(entry)]
+        text[0] = what
+        memcpy(text + 1, &slot_bytes, 4)
+        memcpy(text + 5, entry.name, entry.key_length)
+        self.events.append(event)
+
+    cdef uint32_t choose_keys(self, uint32_t pool, list keys, uint32_t *out,
+                              uint32_t wanted, list passed_over) except? 0xFFFFFFFF:
+        """Mark and return up to `wanted` entries of a pool that somebody else named.
+
+        What cannot go (unknown, of another pool, named twice, pinned) is passed over, and told
+        with its reason.
+        """
+        cdef uint32_t got = 0
+        cdef int64_t id
+        cdef Entry *entry
+        for key in keys:
+            id = self.lookup(key) if PyBytes_Check(key) else -1
+            if id < 0:
+                passed_over.append("unknown")
+                continue
+            entry = self.entry(<uint32_t>id)
+            if self.pool_of(entry) != <int>pool:
+                passed_over.append("of another slot size")
+            elif entry.flags & ENTRY_EVICTING:
+                passed_over.append("named twice")
+            elif entry.location & PIN_MASK:
+                passed_over.append("being read")
+            else:
+                entry.flags |= ENTRY_EVICTING
+                out[got] = <uint32_t>id
+                got += 1
+                if got == wanted:
+                    break
+        return got
+
     cdef uint32_t choose_victims(self, uint32_t pool, uint32_t *out,
                                  uint32_t wanted) noexcept nogil:
         """Mark and return up to `wanted` of a pool's oldest entries that nobody pins."""
@@ -362,6 +413,8 @@ cdef class KeyIndex:
         self.table[place] = ((hash >> 32) << 32) | (<uint64_t>id + 1)
         self.link_newest(id, entry)
         self.live_count += 1
+        if self.events is not None:
+            self.tell(b'i', entry)
         return id
 
     cdef void remove(self, uint32_t id, bint suspect=False) noexcept:
@@ -371,6 +424,8 @@ cdef class KeyIndex:
         out of use instead.
         """
         cdef Entry *entry = self.entry(id)
+        if self.events is not None:
+            self.tell(b'r', entry)
         self.table_remove(id, hash_key(entry.name, entry.key_length))
         self.unlink(entry)
         self.live_count -= 1
@@ -501,10 +556,15 @@ cdef class KeyIndex:
             self.lookup_block(wanted, start, count, found)
             for at in range(count):
                 if found[at] >= 0:
-                    self.touch(<uint32_t>found[at])
+                    self.use(<uint32_t>found[at])
                     present += 1
             start += count
         return present
+
+    def sized_keys(self):
+        """Return (key, slot size) of all live entries, pool by pool, least recently used first."""
+        keys, _, _, _, _, _, sizes = self.columns()
+        return list(zip(keys, sizes))
 
     def keys(self):
         """Return all live keys, pool by pool, least recently used first."""

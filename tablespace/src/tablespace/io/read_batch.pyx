@@ -147,7 +147,7 @@ cdef class ReadBatch:
                 read.length = entry.length
                 read.seq = entry.seq
                 # Before any Python code can run (an object's own buffer protocol may).
-                self.index.touch(<uint32_t>id)
+                self.index.use(<uint32_t>id)
                 if buffers is None:
                     value = PyBytes_FromStringAndSize(NULL, entry.length)
                     self.out[at] = value

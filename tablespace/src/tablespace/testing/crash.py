@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tablespace._core.checksum import checksum64
 from tablespace.errors import TablespaceError
+from tablespace.eviction import EvictionPolicy
 from tablespace.layout import Geometry
 from tablespace.opening import open_directory
 from tablespace.region import REGION_NAME, decode_region
@@ -51,6 +52,7 @@ def open_simulated(
     geometry: Geometry,
     *,
     evict: bool = False,
+    eviction: str | EvictionPolicy = "lru",
     recover_mode: str = "strict",
     verify: bool = True,
     io_mode: str = "buffered",
@@ -64,6 +66,7 @@ def open_simulated(
         recover_mode=recover_mode,
         verify=verify,
         evict=evict,
+        eviction=eviction,
     )
 
 
