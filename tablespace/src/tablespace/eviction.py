@@ -64,8 +64,8 @@ def check_eviction(eviction: str | EvictionPolicy) -> None:
     if eviction in ORDERS if isinstance(eviction, str) else isinstance(eviction, EvictionPolicy):
         return
     raise ValueError(
-        f"eviction must be one of lru, fifo, or an object with the methods inserted, used, removed "
-        f"and victims (tablespace.EvictionPolicy), not {eviction!r}"
+        "eviction must be one of lru, fifo, or an object with the methods inserted, used, "
+        f"removed and victims (tablespace.EvictionPolicy), not {eviction!r}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.key_index import check_key
+from tablespace.async_store import AsyncCalls
 from tablespace.commit import Committer, DeleteRequest
 from tablespace.compaction import Compactor
 from tablespace.context_pool import ContextPool
@@ -43,7 +44,7 @@ READ_WINDOW = 4096
 DELETE_GROUP = 4096
 
 
-class Store:
+class Store(AsyncCalls):
     """A region open for reading and writing; made by `tablespace.open`.
 
     Notes
@@ -99,6 +100,7 @@ class Store:
         self._closing = threading.Lock()
         self._counting = threading.Lock()
         self._counts = Counts()
+        self._start_async()
         fork.watch(self)
 
     # Writing.
@@ -129,11 +131,14 @@ class Store:
         """
         self._check_open()
         if not self._put_group([(key, value, metadata)])[0]:
-            raise FullError(
-                f"region {self._directory.path} is full: {self._index.live_count} live of "
-                f"{self._index.allocator.capacity} slots, none free for a value of this size. "
-                "Remedy: delete keys, open with on_full='evict', or grow the region"
-            )
+            raise self._no_room()
+
+    def _no_room(self) -> FullError:
+        return FullError(
+            f"region {self._directory.path} is full: {self._index.live_count} live of "
+            f"{self._index.allocator.capacity} slots, none free for a value of this size. "
+            "Remedy: delete keys, open with on_full='evict', or grow the region"
+        )
 
     def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
         """Store many values, in commits of at most 256 blocks; durable on return.
@@ -216,16 +221,18 @@ class Store:
 
     def delete_many(self, keys: Iterable[bytes]) -> int:
         """Delete keys, durably, 4096 to a commit; return how many were there."""
-        wanted = list(keys)
+        return sum(self._delete(list(keys)))
+
+    def _delete(self, wanted: list[bytes]) -> list[bool]:
         self._check_open()
         for key in wanted:
             check_key(key)
-        removed = 0
+        removed: list[bool] = []
         for start in range(0, len(wanted), DELETE_GROUP):
             request = DeleteRequest(wanted[start : start + DELETE_GROUP])
             self._committer.run(request)
             self._compactor.consider()
-            removed += sum(request.removed)
+            removed += request.removed
         self._eviction.tell()
         return removed
 
@@ -493,6 +500,7 @@ class Store:
             if self._closed is not None:
                 return
             self._closed = "the store is closed"
+        self._async.close(self._closed)
         try:
             self._compactor.wait()
             if self._committer.failed is None:

@@ -25,6 +25,8 @@ from tablespace._core.slot_allocator cimport location_container, location_slot
 from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueue
 
 cdef uint64_t PAD_BYTES = 4096
+# Stands in a list of buffers for "make a bytes object".
+NEW_BYTES = object()
 # Completed reads are replaced in the queue at the latest after this many.
 cdef enum:
     REAP_LIMIT = 4
@@ -107,7 +109,7 @@ cdef class ReadBatch:
         ----------
         keys : list of bytes
         buffers : list of writable buffers or None
-            One a key; None to get bytes objects.
+            One a key, or `NEW_BYTES`; None to get bytes objects for all.
 
         Raises
         ------
@@ -148,7 +150,7 @@ cdef class ReadBatch:
                 read.seq = entry.seq
                 # Before any Python code can run (an object's own buffer protocol may).
                 self.index.use(<uint32_t>id)
-                if buffers is None:
+                if buffers is None or buffers[at] is NEW_BYTES:
                     value = PyBytes_FromStringAndSize(NULL, entry.length)
                     self.out[at] = value
                     read.target = <unsigned char *>PyBytes_AS_STRING(value)
