@@ -20,6 +20,7 @@ from tablespace.errors import (
     FormatVersionError,
     FullError,
     GeometryError,
+    MissingCodecError,
     TablespaceError,
     ValueTooLargeError,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "FormatVersionError",
     "FullError",
     "GeometryError",
+    "MissingCodecError",
     "PoolStats",
     "RecoveryReport",
     "Store",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tablespace._core.key_index import check_key
 from tablespace.async_queue import AsyncQueues, Call, Lane
@@ -22,7 +23,7 @@ def _release(views: list[memoryview]) -> None:
         view.release()
 
 
-class AsyncCalls:
+class AsyncCalls(ABC):
     """What `await store.aget(key)` and its kin need; a part of `Store`.
 
     Notes
@@ -40,14 +41,21 @@ class AsyncCalls:
     _slot_bytes: int
     _async: AsyncQueues
 
-    if TYPE_CHECKING:
+    @abstractmethod
+    def _check_open(self) -> None: ...
+    @abstractmethod
+    def _read(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]: ...
+    @abstractmethod
+    def _delete(self, wanted: list[bytes]) -> list[bool]: ...
+    @abstractmethod
+    def _no_room(self) -> FullError: ...
+    @abstractmethod
+    def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
+        """Store many values, see `Store.put_many`."""
 
-        def _check_open(self) -> None: ...
-        def _read(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]: ...
-        def _delete(self, wanted: list[bytes]) -> list[bool]: ...
-        def _no_room(self) -> FullError: ...
-        def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]: ...
-        def flush(self) -> None: ...
+    @abstractmethod
+    def flush(self) -> None:
+        """Make everything durable that is not yet, see `Store.flush`."""
 
     def _start_async(self) -> None:
         self._async = AsyncQueues(

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tablespace.compression import check_compression
 from tablespace.errors import CorruptionError
 from tablespace.eviction import EvictionPolicy, check_eviction
 from tablespace.io.device import Device
@@ -65,6 +66,7 @@ def open_store(
     verify: bool = True,
     on_full: str = "reject",
     eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
     break_lock: bool = False,
 ) -> Store:
     """Open a region for reading and writing, creating it where there is none.
@@ -98,12 +100,17 @@ def open_store(
     eviction : {"lru", "fifo"} or EvictionPolicy
         Which entries leave first: those longest unused, those longest stored, or those that an
         object of the caller's names (`tablespace.EvictionPolicy`).
+    compression : {None, "lz4"}
+        Whether values are compressed where that saves a block of 4 KiB. Compressed ones are read
+        either way. Needs the package `lz4`.
     break_lock : bool
         Go on without the writer's lock. Only when no other writer can exist.
 
     Raises
     ------
     BusyError, GeometryError, FormatVersionError, CorruptionError
+    MissingCodecError
+        For compression without the package that does it.
     FileNotFoundError
         No region there and `create` is false.
     ValueError
@@ -114,6 +121,7 @@ def open_store(
     _check_choice("recover", recover, RECOVER_MODES)
     _check_choice("on_full", on_full, ("reject", "evict"))
     check_eviction(eviction)
+    check_compression(compression)
     directory = PosixDirectory(path)
     geometry = plan_geometry(
         DEFAULT_MAX_BYTES if max_bytes is None else max_bytes,
@@ -130,6 +138,7 @@ def open_store(
         verify=verify,
         evict=on_full == "evict",
         eviction=eviction,
+        compression=compression,
         break_lock=break_lock,
         keep=Keep(
             max_bytes is None,
@@ -169,6 +178,7 @@ def open_directory(
     verify: bool = True,
     evict: bool = False,
     eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
     break_lock: bool = False,
     keep: Keep | None = None,
 ) -> Store:
@@ -208,6 +218,7 @@ def open_directory(
             verify=verify,
             evict=evict,
             eviction=eviction,
+            compression=compression,
         )
     except BaseException:
         for device in devices:

@@ -17,6 +17,7 @@ from tablespace._core.key_index import check_key
 from tablespace.async_store import AsyncCalls
 from tablespace.commit import Committer, DeleteRequest
 from tablespace.compaction import Compactor
+from tablespace.compression import Codec, Packed
 from tablespace.context_pool import ContextPool
 from tablespace.errors import ClosedError, FullError, TablespaceError
 from tablespace.eviction import Eviction, EvictionPolicy
@@ -67,6 +68,7 @@ class Store(AsyncCalls):
         verify: bool,
         evict: bool,
         eviction: str | EvictionPolicy = "lru",
+        compression: str | None = None,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -78,6 +80,7 @@ class Store(AsyncCalls):
         self._index = recovered.index
         slot_bytes = region.geometry.slot_bytes
         self._slot_bytes = slot_bytes
+        self._codec = Codec(compression, slot_bytes)
         self._eviction = Eviction(recovered.index, eviction, directory.path)
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(directory.queue(choice.engine, WRITE_DEPTH), AlignedBuffer(staging))
@@ -130,7 +133,7 @@ class Store(AsyncCalls):
             The write failed; nothing was stored.
         """
         self._check_open()
-        if not self._put_group([(key, value, metadata)])[0]:
+        if not self._put_group([self._codec.pack((key, value, metadata))])[0]:
             raise self._no_room()
 
     def _no_room(self) -> FullError:
@@ -163,7 +166,7 @@ class Store(AsyncCalls):
         out: list[bool] = []
         batch: list[Sequence[Any]] = []
         for item in items:
-            batch.append(item)
+            batch.append(self._codec.pack(item))
             if len(batch) == MAX_GROUP_BLOCKS:
                 out += self._put_group(batch)
                 batch = []
@@ -197,7 +200,10 @@ class Store(AsyncCalls):
         request = PutRequest(self._slot_bytes, len(batch))
         try:
             for item in batch:
-                request.add(*item)
+                if isinstance(item, Packed):
+                    request.add_packed(*item)
+                else:
+                    request.add(*item)
         except BaseException:
             request.release()
             raise
@@ -295,6 +301,7 @@ class Store(AsyncCalls):
 
     def _read_window(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         batch = ReadBatch(self._index, self._devices, self._slot_bytes, self._verify)
+        batch.codec = self._codec
         batch.start(keys, buffers)
         context = None
         try:
@@ -374,11 +381,11 @@ class Store(AsyncCalls):
     def stat(self, key: bytes) -> Entry | None:
         """Return what the index knows of a key, or None."""
         self._check_open()
-        found = self._index.get(key)
+        found = self._index.get_with_length(key)
         if found is None:
             return None
-        container, slot, length, checksum, seq, metadata = found
-        return Entry(length, checksum, seq, container, slot, metadata)
+        container, slot, stored, checksum, seq, metadata, length = found
+        return Entry(length, checksum, seq, container, slot, metadata, stored)
 
     def entries(self) -> numpy.ndarray[Any, Any]:
         """Return what the index knows of every entry, least recently used first.
@@ -386,8 +393,9 @@ class Store(AsyncCalls):
         Returns
         -------
         numpy structured array
-            Fields ``key`` (object, bytes), ``container`` and ``slot`` (uint32), ``length`` and
-            ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq`` (uint64).
+            Fields ``key`` (object, bytes), ``container`` and ``slot`` (uint32), ``length``,
+            ``stored_length`` and ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq``
+            (uint64).
         """
         self._check_open()
         return entry_array(self._index)
@@ -451,7 +459,7 @@ class Store(AsyncCalls):
 
     def _choices(self) -> list[str]:
         noted = [self._lock.note] if self._lock.note else []
-        return self._choice.reasons + self._eviction.reasons + noted
+        return self._choice.reasons + self._eviction.reasons + self._codec.reasons + noted
 
     def _still_ours(self) -> bool:
         """Say whether region.json still is the file whose lock this store holds."""

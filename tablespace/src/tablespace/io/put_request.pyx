@@ -48,6 +48,11 @@ cdef class PutRequest:
             PyBuffer_Release(&self.blocks[at].view)
         self.held = 0
 
+    def add_packed(self, key, packed, metadata, uint32_t raw):
+        """Add one block whose value of `raw` bytes is compressed to `packed`."""
+        self.add(key, packed, metadata)
+        self.blocks[self.count - 1].raw = raw
+
     def add(self, key, value, metadata=None):
         """Add one block.
 

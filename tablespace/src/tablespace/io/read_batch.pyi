@@ -9,6 +9,7 @@ class ReadBatch:
     count: int
     bytes_read: int
     hits: int
+    codec: Any
     def __init__(
         self, index: KeyIndex, devices: list[Device], slot_bytes: int, verify: bool
     ) -> None: ...

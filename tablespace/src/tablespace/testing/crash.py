@@ -53,6 +53,7 @@ def open_simulated(
     *,
     evict: bool = False,
     eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
     recover_mode: str = "strict",
     verify: bool = True,
     io_mode: str = "buffered",
@@ -67,6 +68,7 @@ def open_simulated(
         verify=verify,
         evict=evict,
         eviction=eviction,
+        compression=compression,
     )
 
 

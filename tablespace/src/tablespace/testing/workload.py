@@ -56,6 +56,7 @@ class Workload:
         disk: Disk | None = None,
         evict: bool = False,
         eviction: str | EvictionPolicy = "lru",
+        compression: str | None = None,
         seed: int = 0,
         io_mode: str = "buffered",
     ) -> None:
@@ -63,6 +64,7 @@ class Workload:
         self.disk = Disk(seed=seed) if disk is None else disk
         self.evict = evict
         self.eviction = eviction
+        self.compression = compression
         self.io_mode = io_mode
         self.chance = random.Random(seed)
         self.recorder = Recorder(self.disk, evicts=evict)
@@ -77,6 +79,7 @@ class Workload:
             self.geometry,
             evict=self.evict,
             eviction=self.eviction,
+            compression=self.compression,
             io_mode=self.io_mode,
         )
 
