@@ -23,7 +23,8 @@ from tablespace.io.commit_group import (
     Stage,
     append_lines,
 )
-from tablespace.io.device import Device, IoContext, os_error
+from tablespace.io.deadline import timeout_error
+from tablespace.io.device import Device, IoContext, keep_for_ever, os_error
 from tablespace.io.put_request import PutRequest
 from tablespace.journal import Journal
 from tablespace.layout import MAX_GROUP_BLOCKS
@@ -240,6 +241,8 @@ class Committer:
         if stage is Stage.QUEUE_BROKE:
             # Neither its memory nor the callers' may be freed, and slots may still be written to.
             self.stuck.append(group)
+            keep_for_ever(group)
+            self.context.abandon()
             for request in requests:
                 request.stuck = True
         path = self.devices[container].path if stage is Stage.DATA_SYNC else self.journal.path
@@ -365,6 +368,8 @@ class Committer:
         if stage is Stage.NO_MEMORY:
             raise MemoryError("no memory for journal lines")
         error = os_error(code, path)
+        if stage is Stage.QUEUE_BROKE and code == -errno.ETIMEDOUT:
+            error = timeout_error("a commit's blocks", self.context.queue.timeout_ns)
         if stage is not Stage.APPEND:
             raise self.fail(error) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

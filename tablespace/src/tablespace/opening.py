@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tablespace.compression import check_compression
 from tablespace.errors import CorruptionError
 from tablespace.eviction import EvictionPolicy, check_eviction
+from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
@@ -67,6 +68,7 @@ def open_store(
     on_full: str = "reject",
     eviction: str | EvictionPolicy = "lru",
     compression: str | None = None,
+    io_timeout_s: float | None = None,
     break_lock: bool = False,
 ) -> Store:
     """Open a region for reading and writing, creating it where there is none.
@@ -103,6 +105,10 @@ def open_store(
     compression : {None, "lz4"}
         Whether values are compressed where that saves a block of 4 KiB. Compressed ones are read
         either way. Needs the package `lz4`.
+    io_timeout_s : float, optional
+        How long transfers to and from the containers may take in which none of a call's ends,
+        before a read raises TimeoutError, or a put FailedError. By default for ever. Syncs and
+        the journal have no limit.
     break_lock : bool
         Go on without the writer's lock. Only when no other writer can exist.
 
@@ -122,6 +128,7 @@ def open_store(
     _check_choice("on_full", on_full, ("reject", "evict"))
     check_eviction(eviction)
     check_compression(compression)
+    timeout_ns(io_timeout_s)
     directory = PosixDirectory(path)
     geometry = plan_geometry(
         DEFAULT_MAX_BYTES if max_bytes is None else max_bytes,
@@ -139,6 +146,7 @@ def open_store(
         evict=on_full == "evict",
         eviction=eviction,
         compression=compression,
+        io_timeout_s=io_timeout_s,
         break_lock=break_lock,
         keep=Keep(
             max_bytes is None,
@@ -179,6 +187,7 @@ def open_directory(
     evict: bool = False,
     eviction: str | EvictionPolicy = "lru",
     compression: str | None = None,
+    io_timeout_s: float | None = None,
     break_lock: bool = False,
     keep: Keep | None = None,
 ) -> Store:
@@ -219,6 +228,7 @@ def open_directory(
             evict=evict,
             eviction=eviction,
             compression=compression,
+            io_timeout_s=io_timeout_s,
         )
     except BaseException:
         for device in devices:

@@ -22,6 +22,7 @@ from tablespace.context_pool import ContextPool
 from tablespace.errors import ClosedError, FullError, TablespaceError
 from tablespace.eviction import Eviction, EvictionPolicy
 from tablespace.io import fork
+from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
 from tablespace.io.open import IoChoice
@@ -69,6 +70,7 @@ class Store(AsyncCalls):
         evict: bool,
         eviction: str | EvictionPolicy = "lru",
         compression: str | None = None,
+        io_timeout_s: float | None = None,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -84,6 +86,9 @@ class Store(AsyncCalls):
         self._eviction = Eviction(recovered.index, eviction, directory.path)
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(directory.queue(choice.engine, WRITE_DEPTH), AlignedBuffer(staging))
+        context.queue.timeout_ns = timeout_ns(io_timeout_s)
+        if io_timeout_s is not None:
+            choice.reasons.append(f"io timeout {io_timeout_s:g} s: asked for")
         self._write_context = context
         self._committer = Committer(
             recovered.index,
@@ -98,7 +103,7 @@ class Store(AsyncCalls):
         self._compactor = Compactor(
             directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
         )
-        self._readers = ContextPool(directory, choice.engine, slot_bytes)
+        self._readers = ContextPool(directory, choice.engine, slot_bytes, context.queue.timeout_ns)
         self._closed: str | None = None
         self._closing = threading.Lock()
         self._counting = threading.Lock()

@@ -12,7 +12,7 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from libc.errno cimport EILSEQ, EIO, ENOMEM
+from libc.errno cimport EAGAIN, EILSEQ, EIO, ENOMEM, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.stdlib cimport posix_memalign
@@ -22,7 +22,9 @@ from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport Entry, KeyIndex, raw_length
 from tablespace._core.key_index import check_key
 from tablespace._core.slot_allocator cimport location_container, location_slot
+from tablespace.io.deadline import timeout_error
 from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueue
+from tablespace.io.device import keep_for_ever
 
 cdef uint64_t PAD_BYTES = 4096
 # Stands in a list of buffers for "make a bytes object".
@@ -110,6 +112,7 @@ cdef class ReadBatch:
     def abandon(self):
         """Keep pins and buffers for ever: the kernel may still write into them."""
         self.stuck = True
+        keep_for_ever(self)
 
     def start(self, list keys not None, list buffers):
         """Look up and pin.
@@ -142,6 +145,7 @@ cdef class ReadBatch:
                 read = &self.reads[at]
                 read.entry = -1
                 read.frame = -1
+                read.result = -EAGAIN
                 self.count = <uint32_t>at + 1
                 key = keys[at]
                 if not PyBytes_Check(key):
@@ -190,10 +194,14 @@ cdef class ReadBatch:
         ------
         OSError
             When the queue itself broke: the context must be kept and never used again.
+        TimeoutError
+            When nothing completed for as long as the queue's `timeout_ns`: the same.
         """
         cdef int code
         with nogil:
             code = self.read_all(context.queue, context.staging.data, context.staging.size_bytes)
+        if code == -ETIMEDOUT:
+            raise timeout_error(f"a read of {self.count} keys", context.queue.timeout_ns)
         if code < 0:
             raise OSError(-code, os.strerror(-code), "IO queue")
 

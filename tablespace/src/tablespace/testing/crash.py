@@ -57,6 +57,7 @@ def open_simulated(
     recover_mode: str = "strict",
     verify: bool = True,
     io_mode: str = "buffered",
+    io_timeout_s: float | None = None,
 ) -> Store:
     """Open a region on a simulated disk with the production code."""
     return open_directory(
@@ -69,6 +70,7 @@ def open_simulated(
         evict=evict,
         eviction=eviction,
         compression=compression,
+        io_timeout_s=io_timeout_s,
     )
 
 
