@@ -107,11 +107,13 @@ class Lane:
         with self._changed:
             if self._closed is not None:
                 raise ClosedError(self._closed)
-            self._queue.extend(calls)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            elif self._idle:
+                # Before anything is queued: where no thread can be had, nothing stays behind.
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._queue.extend(calls)
+            if self._idle:
                 self._changed.notify()
 
     def take_back(self, call: Call) -> bool:
@@ -247,7 +249,8 @@ class Gate:
             return
         try:
             self._lane.put(calls)
-        except ClosedError as error:
+        except Exception as error:
+            # The lane is closed, or there is no thread to be had.
             for call in calls:
                 call.error = error
                 call.let_go()
