@@ -20,10 +20,12 @@ from tablespace.errors import (
     FormatVersionError,
     FullError,
     GeometryError,
+    MissingCodecError,
     ReadOnlyError,
     TablespaceError,
     ValueTooLargeError,
 )
+from tablespace.eviction import EvictionPolicy
 from tablespace.follower import Follower
 from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
@@ -41,12 +43,14 @@ __all__ = [
     "ClosedError",
     "CorruptionError",
     "Entry",
+    "EvictionPolicy",
     "FailedError",
     "Follower",
     "FollowerStats",
     "FormatVersionError",
     "FullError",
     "GeometryError",
+    "MissingCodecError",
     "PoolStats",
     "ReadOnlyError",
     "RecoveryReport",

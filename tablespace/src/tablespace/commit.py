@@ -17,6 +17,7 @@ from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
 from tablespace.errors import ClosedError, FailedError, FullError
+from tablespace.eviction import Eviction
 from tablespace.held import HeldRecords
 from tablespace.io.commit_group import (
     CommitGroup,
@@ -24,7 +25,8 @@ from tablespace.io.commit_group import (
     append_lines,
     sync_and_append,
 )
-from tablespace.io.device import Device, IoContext, os_error
+from tablespace.io.deadline import timeout_error
+from tablespace.io.device import Device, IoContext, keep_for_ever, os_error
 from tablespace.io.put_request import PutRequest
 from tablespace.journal import Journal
 from tablespace.layout import MAX_GROUP_BLOCKS
@@ -75,6 +77,7 @@ class Committer:
         context: IoContext,
         seq: int,
         evict: bool,
+        eviction: Eviction,
         on_buffered: Callable[[Device], None],
     ) -> None:
         self.index = index
@@ -84,6 +87,7 @@ class Committer:
         self.context = context
         self.seq = seq
         self.evict = evict
+        self._eviction = eviction
         # Told once of a device whose file system refused O_DIRECT at a transfer.
         self._on_buffered = on_buffered
         self._direct = all(device.direct for device in devices)
@@ -110,6 +114,7 @@ class Committer:
         FailedError, FullError, OSError
             As the commit met; the request's own outcome tells about single blocks.
         """
+        self._eviction.refuse_reentry()
         self._queue.run(request)
 
     def _share_limit(self) -> int:
@@ -253,6 +258,8 @@ class Committer:
     def _keep_for_ever(self, group: CommitGroup, requests: list[PutRequest]) -> None:
         """Free neither a broken queue's memory nor the callers': slots may still be written to."""
         self.stuck.append(group)
+        keep_for_ever(group)
+        self.context.abandon()
         for request in requests:
             request.stuck = True
 
@@ -277,7 +284,7 @@ class Committer:
         # Again as long as victims turn out to be pinned by readers who came in the meantime.
         while (short := wanted - self.allocator.room(pool)) > 0:
             if self.allocator.pool_capacity(pool):
-                victims = VictimList(self.index, short + self._spare(pool), pool)
+                victims = self._eviction.victims(short + self._spare(pool), pool)
             else:
                 victims = self._victims_of_a_container(pool)
             if victims.count == 0:
@@ -319,13 +326,18 @@ class Committer:
 
     def _choose_riders(self, demand: list[int]) -> list[VictimList]:
         """Choose victims whose records ride in this group, so that the next one finds room."""
-        riders = []
-        for pool, wanted in enumerate(demand):
-            # Slots that held records freed are free again when those are settled.
-            coming = self.allocator.room(pool) + self.index.held_slots(pool)
-            short = self._spare(pool) - coming
-            if wanted and short > 0:
-                riders.append(VictimList(self.index, short, pool))
+        riders: list[VictimList] = []
+        try:
+            for pool, wanted in enumerate(demand):
+                # Slots that held records freed are free again when those are settled.
+                coming = self.allocator.room(pool) + self.index.held_slots(pool)
+                short = self._spare(pool) - coming
+                if wanted and short > 0:
+                    riders.append(self._eviction.victims(short, pool))
+        except BaseException:
+            for each in riders:
+                each.spare()
+            raise
         return riders
 
     def _begin_group(
@@ -375,6 +387,8 @@ class Committer:
         if stage is Stage.NO_MEMORY:
             raise MemoryError("no memory for journal lines")
         error = os_error(code, path)
+        if stage is Stage.QUEUE_BROKE and code == -errno.ETIMEDOUT:
+            error = timeout_error("a commit's blocks", self.context.queue.timeout_ns)
         if stage is not Stage.APPEND:
             raise self.fail(error) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 from tablespace._core.aligned_buffer import AlignedBuffer
@@ -14,15 +15,23 @@ READ_DEPTH = 32
 STAGING_BYTES = 4 << 20
 # Each context is a ring (or a set of threads) and some MiB: more readers than this wait.
 MAX_CONTEXTS = 8
+# Contexts whose transfers never ended, each with its memory; a disk as dead as that is given up.
+MAX_BURIED = 64
 
 
 class ContextPool:
     """Hands an IO context to each reading call; made on demand, kept for the next."""
 
     def __init__(
-        self, directory: Directory, engine: str, slot_bytes: int, concurrency: int = READ_DEPTH
+        self,
+        directory: Directory,
+        engine: str,
+        slot_bytes: int,
+        concurrency: int = READ_DEPTH,
+        timeout_ns: int = 0,
     ) -> None:
         self._directory = directory
+        self._timeout_ns = timeout_ns
         self._engine = engine
         self._depth = min(READ_DEPTH, concurrency)
         self._staging_bytes = max(2 * slot_bytes, min(READ_DEPTH * slot_bytes, STAGING_BYTES))
@@ -51,6 +60,8 @@ class ContextPool:
         ------
         ClosedError
             The pool was closed, perhaps meanwhile.
+        OSError
+            Too many contexts are buried.
         """
         with self._condition:
             while not self._closed and not self._idle and self._made >= MAX_CONTEXTS:
@@ -59,12 +70,17 @@ class ContextPool:
                 raise ClosedError(self._closed)
             if self._idle:
                 return self._idle.pop()
+            if len(self._buried) >= MAX_BURIED:
+                raise OSError(
+                    errno.EIO,
+                    f"{MAX_BURIED} reads met a queue that failed or hung, and each holds memory "
+                    "for ever. Remedy: look after the disk, then start the process anew",
+                )
             self._made += 1
         try:
-            return IoContext(
-                self._directory.queue(self._engine, self._depth),
-                AlignedBuffer(self._staging_bytes),
-            )
+            queue = self._directory.queue(self._engine, self._depth)
+            queue.timeout_ns = self._timeout_ns
+            return IoContext(queue, AlignedBuffer(self._staging_bytes))
         except BaseException:
             with self._condition:
                 self._made -= 1
@@ -83,6 +99,7 @@ class ContextPool:
 
     def bury(self, context: IoContext, batch: ReadBatch) -> None:
         """Keep a context for ever whose transfers may still be in flight, and what they fill."""
+        context.abandon()
         with self._condition:
             self._buried.append((context, batch))
             self._made -= 1

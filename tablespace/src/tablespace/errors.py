@@ -91,6 +91,10 @@ class CorruptionError(TablespaceError):
         self.found = found
 
 
+class MissingCodecError(TablespaceError, ImportError):
+    """A value is compressed, or is to be, and the package that does it is not installed."""
+
+
 class GeometryError(TablespaceError, ValueError):
     """The region has, or was asked to have, a shape that cannot be."""
 

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from tablespace.compression import Codec
 from tablespace.context_pool import ContextPool
 from tablespace.errors import CorruptionError, ReadOnlyError, TablespaceError
+from tablespace.eviction import Eviction
 from tablespace.index_view import IndexView, load_view, may_pass
 from tablespace.io import fork
 from tablespace.io.directory import Directory
@@ -71,6 +73,8 @@ class Follower(Store):
         self._counting = threading.Lock()
         self._counts = Counts()
         self._show(view)
+        self._eviction = Eviction(view.index, "lru", directory.path)
+        self._start_async()
         fork.watch(self)
 
     def _show(self, view: IndexView) -> None:
@@ -79,6 +83,7 @@ class Follower(Store):
         self._view = view
         self._index = view.index
         self._slot_bytes = view.region.geometry.slot_bytes
+        self._codec = Codec(None, self._slot_bytes)
         self._recovery = view.report
 
     # Following.
@@ -282,6 +287,7 @@ class Follower(Store):
             if self._closed is not None:
                 return
             self._closed = "the store is closed"
+        self._async.close(self._closed)
         self._readers.close(self._closed)
         with self._looking:
             self._view.close()

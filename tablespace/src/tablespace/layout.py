@@ -200,7 +200,7 @@ def plan_geometry(
 
 
 # Hex of the longest key and metadata, and the other columns of a snapshot's entry.
-MAX_ENTRY_TEXT_BYTES = 2 * (MAX_KEY_BYTES + MAX_METADATA_BYTES) + 60
+MAX_ENTRY_TEXT_BYTES = 2 * (MAX_KEY_BYTES + MAX_METADATA_BYTES) + 68
 MIN_JOURNAL_BYTES = 64 << 20
 
 

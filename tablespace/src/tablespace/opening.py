@@ -8,9 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tablespace.compression import check_compression
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
+from tablespace.eviction import EvictionPolicy, check_eviction
 from tablespace.follower import DEFAULT_REFRESH_INTERVAL_MS, open_follower
+from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
@@ -67,7 +70,9 @@ def open_store(
     recover: str = "strict",
     verify: bool = True,
     on_full: str = "reject",
-    eviction: str = "lru",
+    eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
+    io_timeout_s: float | None = None,
     break_lock: bool = False,
     read_only: bool = False,
     refresh_interval_ms: float | None = DEFAULT_REFRESH_INTERVAL_MS,
@@ -105,7 +110,16 @@ def open_store(
     verify : bool
         Whether every read checks the value's checksum.
     on_full : {"reject", "evict"}
-    eviction : {"lru"}
+    eviction : {"lru", "fifo"} or EvictionPolicy
+        Which entries leave first: those longest unused, those longest stored, or those that an
+        object of the caller's names (`tablespace.EvictionPolicy`).
+    compression : {None, "lz4"}
+        Whether values are compressed where that saves a block of 4 KiB. Compressed ones are read
+        either way. Needs the package `lz4`.
+    io_timeout_s : float, optional
+        How long transfers to and from the containers may take in which none of a call's ends,
+        before a read raises TimeoutError, or a put FailedError. By default for ever. Syncs and
+        the journal have no limit.
     break_lock : bool
         Go on without the writer's lock. Only when no other writer can exist.
     read_only : bool
@@ -120,6 +134,8 @@ def open_store(
     Raises
     ------
     BusyError, GeometryError, FormatVersionError, CorruptionError
+    MissingCodecError
+        For compression without the package that does it.
     FileNotFoundError
         No region there and `create` is false.
     ValueError
@@ -129,7 +145,9 @@ def open_store(
     """
     _check_choice("recover", recover, RECOVER_MODES)
     _check_choice("on_full", on_full, ("reject", "evict"))
-    _check_choice("eviction", eviction, ("lru",))
+    check_eviction(eviction)
+    check_compression(compression)
+    timeout_ns(io_timeout_s)
     when = Durability(durability, flush_interval_ms)
     directory = PosixDirectory(path)
     if read_only:
@@ -155,6 +173,9 @@ def open_store(
         verify=verify,
         evict=on_full == "evict",
         durability=when,
+        eviction=eviction,
+        compression=compression,
+        io_timeout_s=io_timeout_s,
         break_lock=break_lock,
         keep=Keep(
             max_bytes is None,
@@ -208,6 +229,9 @@ def open_directory(
     verify: bool = True,
     evict: bool = False,
     durability: Durability = SYNC,
+    eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
+    io_timeout_s: float | None = None,
     break_lock: bool = False,
     keep: Keep | None = None,
 ) -> Store:
@@ -248,6 +272,9 @@ def open_directory(
             verify=verify,
             evict=evict,
             durability=durability,
+            eviction=eviction,
+            compression=compression,
+            io_timeout_s=io_timeout_s,
         )
     except BaseException:
         for device in devices:

@@ -27,8 +27,10 @@ SNAPSHOT_BACKUP_NAME = "index.snapshot.json.bak"
 SNAPSHOT_TEMPORARY_NAME = "index.snapshot.json.tmp"
 
 _COLUMNS = (b"key_len", b"key", b"at", b"len", b"xxh3", b"seq", b"meta_len", b"meta")
+# Also in chunks with compressed values.
+_RAW_COLUMN = b"lz4"
 # A chunk line cut at its quotes: three head members, the columns, the checksum.
-_CHUNK_PARTS = 7 + 4 * len(_COLUMNS) + 4
+_PARTS_BESIDE_COLUMNS = 7 + 4
 
 
 class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -200,16 +202,17 @@ class _Loader:
         # The layout is exact, so the quotes alone find every column; nothing else is accepted.
         parts = line.split(b'"')
         head = None
-        if len(parts) == _CHUNK_PARTS:
+        count = (len(parts) - _PARTS_BESIDE_COLUMNS) // 4
+        if len(parts) == _PARTS_BESIDE_COLUMNS + 4 * count and count >= len(_COLUMNS):
             head = self.decode(
                 b'"'.join(parts[:6]) + b'"' + parts[6].rstrip(b",") + b"}", _ChunkHead
             )
         if head is None or (head.chunk, head.of) != (chunk, seq) or head.n > CHUNK_ENTRIES:
             raise self.damaged(f"chunk {chunk} of snapshot {seq}", repr(line[:60]))
-        names = tuple(parts[7 + 4 * column] for column in range(len(_COLUMNS)))
-        if names != _COLUMNS:
+        names = tuple(parts[7 + 4 * column] for column in range(count))
+        if names not in (_COLUMNS, (*_COLUMNS, _RAW_COLUMN)):
             raise self.damaged(f"columns {_COLUMNS}", repr(names))
-        columns = [parts[9 + 4 * column] for column in range(len(_COLUMNS))]
+        columns = [parts[9 + 4 * column] for column in range(count)]
         problem = load_chunk(self.index, head.n, columns)
         if problem is not None:
             raise self.damaged(f"chunk {chunk} of snapshot {seq}", problem)

@@ -21,12 +21,14 @@ class Entry:
     length : int
         Bytes of the value.
     checksum : int
-        XXH3-64 of the value.
+        XXH3-64 of the stored bytes: of the value itself, unless it is compressed.
     seq : int
         Number of the journal record that stored it; grows with every change of the region.
     container, slot : int
         Where it lies.
     metadata : bytes or None
+    stored_length : int
+        Bytes in the slot: fewer than `length` where the value is compressed.
     """
 
     length: int
@@ -35,6 +37,7 @@ class Entry:
     container: int
     slot: int
     metadata: bytes | None
+    stored_length: int
 
 
 @dataclass(frozen=True)
@@ -154,12 +157,13 @@ def entry_array(index: KeyIndex) -> numpy.ndarray[Any, Any]:
     """Return an index's entries as a structured array, see `Store.entries`."""
     import numpy
 
-    keys, containers, slots, lengths, checks, seqs, sizes = index.columns()
+    keys, containers, slots, lengths, checks, seqs, sizes, stored = index.columns()
     columns: list[tuple[str, Any, list[Any]]] = [
         ("key", object, list(keys)),
         ("container", "u4", list(containers)),
         ("slot", "u4", list(slots)),
         ("length", "u4", list(lengths)),
+        ("stored_length", "u4", list(stored)),
         ("slot_bytes", "u4", list(sizes)),
         ("checksum", "u8", list(checks)),
         ("seq", "u8", list(seqs)),

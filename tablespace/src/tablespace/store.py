@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.key_index import check_key
+from tablespace.async_store import AsyncCalls
 from tablespace.commit import Committer, DeleteRequest
 from tablespace.compaction import Compactor
+from tablespace.compression import Codec, Packed
 from tablespace.context_pool import ContextPool
 from tablespace.durability import Durability, check_durability
 from tablespace.errors import ClosedError, FailedError, FullError, TablespaceError
+from tablespace.eviction import Eviction, EvictionPolicy
 from tablespace.io import fork
+from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
 from tablespace.io.frame_pool import FramePool
@@ -49,7 +53,7 @@ READ_WINDOW = 4096
 DELETE_GROUP = 4096
 
 
-class Store:
+class Store(AsyncCalls):
     """A region open for reading and writing; made by `tablespace.open`.
 
     Notes
@@ -73,6 +77,9 @@ class Store:
         verify: bool,
         evict: bool,
         durability: Durability,
+        eviction: str | EvictionPolicy = "lru",
+        compression: str | None = None,
+        io_timeout_s: float | None = None,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -84,11 +91,16 @@ class Store:
         self._index = recovered.index
         slot_bytes = region.geometry.slot_bytes
         self._slot_bytes = slot_bytes
+        self._codec = Codec(compression, slot_bytes)
+        self._eviction = Eviction(recovered.index, eviction, directory.path)
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(
             directory.queue(choice.engine, min(WRITE_DEPTH, choice.concurrency)),
             AlignedBuffer(staging),
         )
+        context.queue.timeout_ns = timeout_ns(io_timeout_s)
+        if io_timeout_s is not None:
+            choice.reasons.append(f"io timeout {io_timeout_s:g} s: asked for")
         self._write_context = context
         frame_bytes = min(slot_bytes, MAX_FRAME_BYTES)
         self._frames = FramePool(frame_bytes, FRAME_POOL_BYTES // frame_bytes)
@@ -99,6 +111,7 @@ class Store:
             context,
             recovered.seq,
             evict,
+            self._eviction,
             self._left_direct,
         )
         self._compactor = Compactor(
@@ -108,16 +121,23 @@ class Store:
         self._queue = WriteQueue(
             directory.path,
             durability,
-            self._put_group,
+            self._put_queued,
             recovered.index.stored_since,
             lambda: self._committer.seq,
             self._committer.check_writable,
         )
-        self._readers = ContextPool(directory, choice.engine, slot_bytes, choice.concurrency)
+        self._readers = ContextPool(
+            directory,
+            choice.engine,
+            slot_bytes,
+            choice.concurrency,
+            context.queue.timeout_ns,
+        )
         self._closed: str | None = None
         self._closing = threading.Lock()
         self._counting = threading.Lock()
         self._counts = Counts()
+        self._start_async()
         fork.watch(self)
 
     # Writing.
@@ -159,12 +179,16 @@ class Store:
             The write failed; nothing was stored.
         """
         self._check_open()
-        if not self._put_batch([(key, value, metadata)], self._mode(durability))[0]:
-            raise FullError(
-                f"region {self._directory.path} is full: {self._index.live_count} live of "
-                f"{self._index.allocator.capacity} slots, none free for a value of this size. "
-                "Remedy: delete keys, open with on_full='evict', or grow the region"
-            )
+        mode = self._mode(durability)
+        if not self._put_batch([self._packed((key, value, metadata), mode)], mode)[0]:
+            raise self._no_room()
+
+    def _no_room(self) -> FullError:
+        return FullError(
+            f"region {self._directory.path} is full: {self._index.live_count} live of "
+            f"{self._index.allocator.capacity} slots, none free for a value of this size. "
+            "Remedy: delete keys, open with on_full='evict', or grow the region"
+        )
 
     def put_many(
         self, items: Iterable[Sequence[Any]], *, durability: str | None = None
@@ -195,7 +219,7 @@ class Store:
         out: list[bool] = []
         batch: list[Sequence[Any]] = []
         for item in items:
-            batch.append(item)
+            batch.append(self._packed(item, mode))
             if len(batch) == MAX_GROUP_BLOCKS:
                 out += self._put_batch(batch, mode)
                 batch = []
@@ -205,6 +229,13 @@ class Store:
 
     def _mode(self, durability: str | None) -> str:
         return self._durability.mode if durability is None else check_durability(durability)
+
+    def _packed(self, item: Sequence[Any], mode: str) -> Sequence[Any]:
+        """Compress a value in the caller's thread; one that waits is compressed when committed."""
+        return item if mode == "interval" else self._codec.pack(item)
+
+    def _put_queued(self, batch: Sequence[Sequence[Any]]) -> list[bool]:
+        return self._put_group([self._codec.pack(item) for item in batch])
 
     def _put_batch(self, batch: Sequence[Sequence[Any]], mode: str) -> list[bool]:
         if mode == "interval":
@@ -247,7 +278,10 @@ class Store:
         request.deferred = deferred
         try:
             for item in batch:
-                request.add(*item)
+                if isinstance(item, Packed):
+                    request.add_packed(*item)
+                else:
+                    request.add(*item)
         except BaseException:
             request.release()
             raise
@@ -260,6 +294,7 @@ class Store:
         finally:
             request.release()
         self._compactor.consider()
+        self._eviction.tell()
         out = request.outcome()
         with self._counting:
             self._counts.puts += sum(out)
@@ -271,16 +306,19 @@ class Store:
 
     def delete_many(self, keys: Iterable[bytes]) -> int:
         """Delete keys, durably, 4096 to a commit; return how many were there."""
-        wanted = list(keys)
+        return sum(self._delete(list(keys)))
+
+    def _delete(self, wanted: list[bytes]) -> list[bool]:
         self._check_open()
         for key in wanted:
             check_key(key)
-        removed = 0
+        removed: list[bool] = []
         for start in range(0, len(wanted), DELETE_GROUP):
             request = DeleteRequest(wanted[start : start + DELETE_GROUP])
             self._queue.directly(request.keys, partial(self._committer.run, request))
             self._compactor.consider()
-            removed += sum(request.removed)
+            removed += request.removed
+        self._eviction.tell()
         return removed
 
     def clear(self, prefix: bytes = b"") -> int:
@@ -374,6 +412,7 @@ class Store:
         out, suspects = self._read_once(keys, buffers)
         for key, seq in suspects:
             self._drop(key, seq)
+        self._eviction.tell()
         return out
 
     def _read_once(
@@ -381,6 +420,7 @@ class Store:
     ) -> tuple[list[Any], list[tuple[bytes, int]]]:
         """Return results, and (key, seq) of those whose bytes are not what they should be."""
         batch = self._batch()
+        batch.codec = self._codec
         batch.start(keys, buffers)
         context = None
         try:
@@ -456,23 +496,25 @@ class Store:
         not look unused here.  Memory only.
         """
         self._check_open()
-        if not self._queue.busy:
-            return self._index.touch_many(keys)
-        wanted = list(keys)
-        found = self.contains_many(wanted)
-        self._index.touch_many(wanted)
-        return sum(found)
+        if self._queue.busy:
+            wanted = list(keys)
+            found = sum(self.contains_many(wanted))
+            self._index.touch_many(wanted)
+        else:
+            found = self._index.touch_many(keys)
+        self._eviction.tell()
+        return found
 
     def stat(self, key: bytes) -> Entry | None:
         """Return what the index knows of a key, or None; a queued one is committed first."""
         self._check_open()
         if self._queue.busy and self._queue.find(key) is not None:
             self._queue.step()
-        found = self._index.get(key)
+        found = self._index.get_with_length(key)
         if found is None:
             return None
-        container, slot, length, checksum, seq, metadata = found
-        return Entry(length, checksum, seq, container, slot, metadata)
+        container, slot, stored, checksum, seq, metadata, length = found
+        return Entry(length, checksum, seq, container, slot, metadata, stored)
 
     def entries(self) -> numpy.ndarray[Any, Any]:
         """Return what the index knows of every entry, least recently used first.
@@ -482,8 +524,9 @@ class Store:
         Returns
         -------
         numpy structured array
-            Fields ``key`` (object, bytes), ``container`` and ``slot`` (uint32), ``length`` and
-            ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq`` (uint64).
+            Fields ``key`` (object, bytes), ``container`` and ``slot`` (uint32), ``length``,
+            ``stored_length`` and ``slot_bytes`` (uint32, bytes), ``checksum`` and ``seq``
+            (uint64).
         """
         self._check_open()
         self._queue.step()
@@ -563,7 +606,8 @@ class Store:
         return "direct" if all(device.direct for device in self._devices) else "buffered"
 
     def _choices(self) -> list[str]:
-        return self._choice.reasons + ([self._lock.note] if self._lock.note else [])
+        noted = [self._lock.note] if self._lock.note else []
+        return self._choice.reasons + self._eviction.reasons + self._codec.reasons + noted
 
     def _still_ours(self) -> bool:
         """Say whether region.json still is the file whose lock this store holds."""
@@ -632,6 +676,7 @@ class Store:
             if self._closed is not None:
                 return
             self._closed = "the store is closed"
+        self._async.close(self._closed)
         problem: BaseException | None = None
         try:
             self._queue.close(self._closed)

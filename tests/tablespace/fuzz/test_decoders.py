@@ -108,6 +108,7 @@ def again(record: dict[str, object]) -> bytes:
             record["length"],
             record["check"],
             record["metadata"],
+            record.get("lz4", 0),
         )
     else:
         writer.free(record["op"], record["seq"], record["grp"], record["key"], *place)
@@ -188,6 +189,7 @@ def test_arbitrary_bytes_are_refused_or_read(data: bytes) -> None:
     length=st.integers(0, (1 << 32) - 1),
     check=st.integers(0, (1 << 64) - 1),
     metadata=st.none() | st.binary(min_size=1, max_size=255),
+    saved=st.integers(0, (1 << 32) - 1),
 )
 def test_every_record_is_read_as_written(
     seq: int,
@@ -197,9 +199,12 @@ def test_every_record_is_read_as_written(
     length: int,
     check: int,
     metadata: bytes | None,
+    saved: int,
 ) -> None:
+    raw = min(length + saved, (1 << 32) - 1) if saved else 0
+    compressed = {"lz4": raw} if raw > length else {}
     writer = LineWriter()
-    writer.put(seq, seq, key, container, slot, length, check, metadata)
+    writer.put(seq, seq, key, container, slot, length, check, metadata, compressed.get("lz4", 0))
     writer.free("drop", seq, seq, key, container, slot)
     put, drop = writer.getvalue().split(b"\n")[:2]
     found = parse(put)
@@ -213,6 +218,7 @@ def test_every_record_is_read_as_written(
         "length": length,
         "check": check,
         "metadata": metadata,
+        **compressed,
     }
     assert again(found) == put and again(parse(drop)) == drop
 

@@ -137,7 +137,7 @@ cdef class JournalReplay:
         return False
 
     cdef bint put(self, Record *record) except -1:
-        if not self.index.fits(record.container, record.slot, record.length):
+        if not self.index.fits(record.container, record.slot, record.length, record.raw):
             return self.outside(record)
         if not self.store(record):
             if not self.lenient:
@@ -168,7 +168,7 @@ cdef class JournalReplay:
     cdef bint store(self, Record *record) except -1:
         return self.index.restore_entry(
             record.key, record.key_length, record.metadata, record.metadata_length,
-            record.container, record.slot, record.length, record.check, record.seq)
+            record.container, record.slot, record.length, record.check, record.seq, record.raw)
 
 
 def later_group_follows(bytes data not None, size_t start, uint64_t bad_seq):

@@ -6,14 +6,15 @@ cdef enum:
     ENTRY_LIVE = 1        # in the table and in the recency list
     ENTRY_RELEASED = 2    # gone, its record durable: the slot is free once nobody pins it
     ENTRY_SUSPECT = 8     # its bytes failed their checksum: the slot goes out of use
+    ENTRY_COMPRESSED = 16 # 4 bytes behind its name are the value's length; `length` is stored
     ENTRY_EVICTING = 4    # chosen as a victim; still readable until the record is durable
 
 cdef struct Entry:
-    uint64_t check        # XXH3-64 of the value
+    uint64_t check        # XXH3-64 of the stored bytes
     uint64_t seq          # sequence number of the record that stored it
     uint64_t location     # container | slot | pins, see slot_allocator.pxd
     uint8_t *name         # key bytes, then metadata bytes; owned, in the index's key arena
-    uint32_t length
+    uint32_t length       # of the stored bytes
     uint32_t older        # recency list; for a free entry: the next free one
     uint32_t newer
     uint8_t key_length
@@ -22,6 +23,7 @@ cdef struct Entry:
     uint8_t reserved
 
 cdef uint32_t NO_ENTRY
+cdef uint32_t raw_length(const Entry *entry) noexcept nogil
 
 
 cdef class KeyIndex:
@@ -38,7 +40,7 @@ cdef class KeyIndex:
     cdef uint8_t **key_slabs       # owned memory of the key arena
     cdef uint32_t key_slab_count
     cdef size_t key_slab_used
-    cdef uint8_t *key_free[65]     # free lists by size class of 8 bytes; the link is in the chunk
+    cdef uint8_t *key_free[66]     # free lists by size class of 8 bytes; the link is in the chunk
     cdef uint32_t captures         # while there are any, freed names are only set aside
     cdef uint8_t **aside           # owned array of names set aside, with their size classes
     cdef uint8_t *aside_classes
@@ -47,6 +49,8 @@ cdef class KeyIndex:
     cdef uint64_t *held            # owned array of their locations
     cdef size_t held_count, held_room
     cdef uint32_t held_of[MAX_POOLS]
+    cdef public bint keeps_order   # uses do not move entries: the order is that of the puts
+    cdef public object events      # None, or a deque of what happened, see `tell`
 
     cdef Entry *entry(self, uint32_t id) noexcept nogil
     cdef uint32_t take_entry(self) except? 0xFFFFFFFF
@@ -69,18 +73,24 @@ cdef class KeyIndex:
     cdef int64_t find(self, const uint8_t *key, size_t length, uint64_t hash) noexcept nogil
     cdef int64_t insert(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
                         size_t metadata_length, uint64_t hash, uint64_t location, uint32_t length,
-                        uint64_t check, uint64_t seq) except -1
+                        uint64_t check, uint64_t seq, uint32_t raw=*) except -1
     cdef void remove(self, uint32_t id, bint suspect=*) noexcept
-    cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length) noexcept nogil
+    cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length,
+                   uint32_t raw=*) noexcept nogil
     cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
                             size_t metadata_length, uint32_t container, uint32_t slot,
-                            uint32_t length, uint64_t check, uint64_t seq) except -1
+                            uint32_t length, uint64_t check, uint64_t seq,
+                            uint32_t raw=*) except -1
     cdef void touch(self, uint32_t id) noexcept nogil
+    cdef void use(self, uint32_t id) noexcept
+    cdef void tell(self, char what, Entry *entry) noexcept
     cdef bint pin(self, uint32_t id) noexcept nogil
     cdef void unpin(self, uint32_t id) noexcept
     cdef int pool_of(self, Entry *entry) noexcept nogil
     cdef uint32_t choose_victims(self, uint32_t pool, uint32_t *out,
                                  uint32_t wanted) noexcept nogil
+    cdef uint32_t choose_keys(self, uint32_t pool, list keys, uint32_t *out,
+                              uint32_t wanted, list passed_over) except? 0xFFFFFFFF
     cdef uint32_t choose_container(self, uint32_t container, uint32_t *out,
                                    uint32_t limit) noexcept nogil
 

@@ -52,6 +52,24 @@ cdef inline size_t key_class(size_t length) noexcept nogil:
     return (length + 7) >> 3
 
 
+cdef inline size_t name_length(const Entry *entry) noexcept nogil:
+    """What an entry's name takes: key, metadata, and a compressed value's length."""
+    return (<size_t>entry.key_length + entry.metadata_length
+            + (4 if entry.flags & ENTRY_COMPRESSED else 0))
+
+
+cdef uint32_t raw_length(const Entry *entry) noexcept nogil:
+    """Return the length of a compressed entry's value; 0 for one that is stored as it is."""
+    cdef uint32_t raw = 0
+    if entry.flags & ENTRY_COMPRESSED:
+        memcpy(&raw, entry.name + entry.key_length + entry.metadata_length, 4)
+    return raw
+
+
+cdef inline uint32_t value_length(const Entry *entry) noexcept nogil:
+    return raw_length(entry) if entry.flags & ENTRY_COMPRESSED else entry.length
+
+
 def check_key(key):
     """Raise TypeError or ValueError unless `key` is bytes of length 1..255."""
     if not isinstance(key, bytes):
@@ -156,7 +174,7 @@ cdef class KeyIndex:
     cdef void give_back(self, uint32_t id) noexcept:
         """Recycle an entry and its name."""
         cdef Entry *entry = self.entry(id)
-        cdef size_t kind = key_class(<size_t>entry.key_length + entry.metadata_length)
+        cdef size_t kind = key_class(name_length(entry))
         if self.captures:
             self.set_aside(entry.name, kind)
         else:
@@ -288,6 +306,57 @@ cdef class KeyIndex:
         self.unlink(entry)
         self.link_newest(id, entry)
 
+    cdef void use(self, uint32_t id) noexcept:
+        """Note that an entry was of use to somebody."""
+        if not self.keeps_order:
+            self.touch(id)
+        if self.events is not None:
+            self.tell(b'u', self.entry(id))
+
+    cdef void tell(self, char what, Entry *entry) noexcept:
+        """Queue an event: its letter (i, u, r), 4 bytes of slot size, the key.
+
+        Bytes, since making an object that the garbage collector tracks may run foreign code,
+        and the index is being changed here.  Without memory for it the event is lost.
+        """
+        cdef bytes event = PyBytes_FromStringAndSize(NULL, 5 + entry.key_length)
+        cdef char *text = PyBytes_AS_STRING(event)
+        cdef uint32_t slot_bytes = <uint32_t>self.allocator.pool_bytes[self.pool_of(entry)]
+        text[0] = what
+        memcpy(text + 1, &slot_bytes, 4)
+        memcpy(text + 5, entry.name, entry.key_length)
+        self.events.append(event)
+
+    cdef uint32_t choose_keys(self, uint32_t pool, list keys, uint32_t *out,
+                              uint32_t wanted, list passed_over) except? 0xFFFFFFFF:
+        """Mark and return up to `wanted` entries of a pool that somebody else named.
+
+        What cannot go (unknown, of another pool, named twice, pinned) is passed over, and told
+        with its reason.
+        """
+        cdef uint32_t got = 0
+        cdef int64_t id
+        cdef Entry *entry
+        for key in keys:
+            id = self.lookup(key) if PyBytes_Check(key) else -1
+            if id < 0:
+                passed_over.append("unknown")
+                continue
+            entry = self.entry(<uint32_t>id)
+            if self.pool_of(entry) != <int>pool:
+                passed_over.append("of another slot size")
+            elif entry.flags & ENTRY_EVICTING:
+                passed_over.append("named twice")
+            elif entry.location & PIN_MASK:
+                passed_over.append("being read")
+            else:
+                entry.flags |= ENTRY_EVICTING
+                out[got] = <uint32_t>id
+                got += 1
+                if got == wanted:
+                    break
+        return got
+
     cdef uint32_t choose_victims(self, uint32_t pool, uint32_t *out,
                                  uint32_t wanted) noexcept nogil:
         """Mark and return up to `wanted` of a pool's oldest entries that nobody pins."""
@@ -324,8 +393,11 @@ cdef class KeyIndex:
 
     cdef int64_t insert(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
                         size_t metadata_length, uint64_t hash, uint64_t location, uint32_t length,
-                        uint64_t check, uint64_t seq) except -1:
-        """Publish an entry; an older one of the same key is removed and its slot given back."""
+                        uint64_t check, uint64_t seq, uint32_t raw=0) except -1:
+        """Publish an entry; an older one of the same key is removed and its slot given back.
+
+        `raw` is the value's length where `length` compressed bytes are stored, else 0.
+        """
         cdef uint64_t place, size
         cdef int64_t old
         cdef uint32_t id
@@ -336,7 +408,7 @@ cdef class KeyIndex:
         id = self.take_entry()
         entry = self.entry(id)
         try:
-            name = self.take_name(key_length + metadata_length)
+            name = self.take_name(key_length + metadata_length + (4 if raw else 0))
         except MemoryError:
             entry.older = self.free_entry
             self.free_entry = id
@@ -348,6 +420,8 @@ cdef class KeyIndex:
         memcpy(name, key, key_length)
         if metadata_length:
             memcpy(name + key_length, metadata, metadata_length)
+        if raw:
+            memcpy(name + key_length + metadata_length, &raw, 4)
         entry.name = name
         entry.key_length = <uint8_t>key_length
         entry.metadata_length = <uint8_t>metadata_length
@@ -355,7 +429,7 @@ cdef class KeyIndex:
         entry.seq = seq
         entry.location = location & ~PIN_MASK
         entry.length = length
-        entry.flags = ENTRY_LIVE
+        entry.flags = ENTRY_LIVE | (ENTRY_COMPRESSED if raw else 0)
         size = self.table_size
         place = ((hash >> 32) * size) >> 32
         while self.table[place]:
@@ -363,6 +437,8 @@ cdef class KeyIndex:
         self.table[place] = ((hash >> 32) << 32) | (<uint64_t>id + 1)
         self.link_newest(id, entry)
         self.live_count += 1
+        if self.events is not None:
+            self.tell(b'i', entry)
         return id
 
     cdef void remove(self, uint32_t id, bint suspect=False) noexcept:
@@ -372,10 +448,13 @@ cdef class KeyIndex:
         out of use instead.
         """
         cdef Entry *entry = self.entry(id)
+        if self.events is not None:
+            self.tell(b'r', entry)
         self.table_remove(id, hash_key(entry.name, entry.key_length))
         self.unlink(entry)
         self.live_count -= 1
-        entry.flags = ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
+        entry.flags = (ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
+                       | (entry.flags & ENTRY_COMPRESSED))
         if entry.location & PIN_MASK:
             self.limbo_count += 1
         else:
@@ -463,7 +542,7 @@ cdef class KeyIndex:
         return self.lookup(key) >= 0
 
     def get(self, key):
-        """Return (container, slot, length, checksum, seq, metadata) of a key, or None."""
+        """Return (container, slot, stored length, checksum, seq, metadata) of a key, or None."""
         cdef int64_t id = self.lookup(key)
         return None if id < 0 else self.describe(<uint32_t>id)
 
@@ -475,6 +554,12 @@ cdef class KeyIndex:
             id = self.lookup(key)
             out.append(id >= 0 and self.entry(<uint32_t>id).seq > seq)
         return out
+    def get_with_length(self, key):
+        """Return what `get` does and the value's own length, or None."""
+        cdef int64_t id = self.lookup(key)
+        if id < 0:
+            return None
+        return (*self.describe(<uint32_t>id), value_length(self.entry(<uint32_t>id)))
 
     cdef int lookup_block(self, list keys, Py_ssize_t start, Py_ssize_t count,
                           int64_t *out) except -1:
@@ -547,10 +632,15 @@ cdef class KeyIndex:
             self.lookup_block(wanted, start, count, found)
             for at in range(count):
                 if found[at] >= 0:
-                    self.touch(<uint32_t>found[at])
+                    self.use(<uint32_t>found[at])
                     present += 1
             start += count
         return present
+
+    def sized_keys(self):
+        """Return (key, slot size) of all live entries, pool by pool, least recently used first."""
+        keys, _, _, _, _, _, sizes, _ = self.columns()
+        return list(zip(keys, sizes))
 
     def keys(self):
         """Return all live keys, pool by pool, least recently used first."""
@@ -578,10 +668,11 @@ cdef class KeyIndex:
         Returns
         -------
         tuple of list
-            keys, containers, slots, lengths, checksums, sequence numbers, slot sizes.
+            keys, containers, slots, the values' lengths, checksums, sequence numbers, slot
+            sizes, stored lengths.
         """
         cdef list keys = [], containers = [], slots = [], lengths = [], checks = [], seqs = []
-        cdef list sizes = []
+        cdef list sizes = [], stored = []
         cdef uint32_t id, pool
         cdef Entry *entry
         for pool in range(self.allocator.pool_count):
@@ -591,15 +682,16 @@ cdef class KeyIndex:
                 keys.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
                 containers.append(location_container(entry.location))
                 slots.append(location_slot(entry.location))
-                lengths.append(entry.length)
+                lengths.append(value_length(entry))
+                stored.append(entry.length)
                 checks.append(entry.check)
                 seqs.append(entry.seq)
                 sizes.append(self.allocator.pool_bytes[pool])
                 id = entry.newer
-        return keys, containers, slots, lengths, checks, seqs, sizes
+        return keys, containers, slots, lengths, checks, seqs, sizes, stored
 
-    def restore(self, key, container, slot, length, check, seq, metadata=None):
-        """Put one entry back at recovery.
+    def restore(self, key, container, slot, length, check, seq, metadata=None, raw=0):
+        """Put one entry back at recovery; `raw` as for a compressed value's record, else 0.
 
         Returns
         -------
@@ -614,11 +706,17 @@ cdef class KeyIndex:
             extra = <const uint8_t *>PyBytes_AS_STRING(metadata)
             extra_length = PyBytes_GET_SIZE(metadata)
         return self.restore_entry(data, key_length, extra, extra_length, container, slot, length,
-                                  check, seq)
+                                  check, seq, raw)
 
-    cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length) noexcept nogil:
-        """Say whether a container belongs to a pool that has this slot, large enough."""
+    cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length,
+                   uint32_t raw=0) noexcept nogil:
+        """Say whether a container belongs to a pool that has this slot, large enough.
+
+        No compressed value is longer than the largest slot: that bounds what decompressing makes.
+        """
         cdef int pool
+        if raw > self.allocator.pool_bytes[self.allocator.pool_count - 1]:
+            return False
         if container >= self.allocator.container_count:
             return False
         pool = self.allocator.pool_of[container]
@@ -627,13 +725,14 @@ cdef class KeyIndex:
 
     cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,
                             size_t metadata_length, uint32_t container, uint32_t slot,
-                            uint32_t length, uint64_t check, uint64_t seq) except -1:
-        if not self.fits(container, slot, length):
+                            uint32_t length, uint64_t check, uint64_t seq,
+                            uint32_t raw=0) except -1:
+        if not self.fits(container, slot, length, raw):
             raise ValueError(f"slot {slot} of container {container} is outside the geometry")
         if not self.allocator.mark(container, slot):
             return False
         self.insert(key, key_length, metadata, metadata_length, hash_key(key, key_length),
-                    pack_location(container, slot), length, check, seq)
+                    pack_location(container, slot), length, check, seq, raw)
         return True
 
     cdef int64_t owner_of(self, uint32_t container, uint32_t slot) noexcept:

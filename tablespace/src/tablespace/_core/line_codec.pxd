@@ -18,6 +18,7 @@ cdef struct Record:
     uint32_t container
     uint32_t slot
     uint32_t length
+    uint32_t raw          # the value's length where it is compressed, else 0
     uint64_t check
     uint32_t key_length
     uint32_t metadata_length
@@ -35,7 +36,8 @@ cdef class LineWriter:
                      uint32_t slot) noexcept nogil
     cdef int put_line(self, uint64_t seq, uint64_t group, const uint8_t *key, size_t key_length,
                       uint32_t container, uint32_t slot, uint32_t length, uint64_t check,
-                      const uint8_t *metadata, size_t metadata_length) noexcept nogil
+                      const uint8_t *metadata, size_t metadata_length,
+                      uint32_t raw=*) noexcept nogil
     cdef int pool_line(self, RecordKind kind, uint64_t seq, uint64_t group, uint32_t container,
                        uint32_t slot_bytes) noexcept nogil
     cdef int free_line(self, RecordKind kind, uint64_t seq, uint64_t group, const uint8_t *key,

@@ -21,6 +21,7 @@ class LineWriter:
         length: int,
         check: int,
         metadata: bytes | None = None,
+        raw: int = 0,
     ) -> None: ...
     def free(
         self, kind: str, seq: int, group: int, key: bytes, container: int, slot: int

@@ -124,7 +124,8 @@ cdef class LineWriter:
 
     cdef int put_line(self, uint64_t seq, uint64_t group, const uint8_t *key, size_t key_length,
                       uint32_t container, uint32_t slot, uint32_t length, uint64_t check,
-                      const uint8_t *metadata, size_t metadata_length) noexcept nogil:
+                      const uint8_t *metadata, size_t metadata_length,
+                      uint32_t raw=0) noexcept nogil:
         cdef char *out = self.begin(seq, group, b"put", 3, key, key_length, container, slot)
         if out == NULL:
             return -ENOMEM
@@ -133,6 +134,9 @@ cdef class LineWriter:
         out += write_text(out, b',"xxh3":"', 9)
         out += write_sum(out, check)
         out += write_text(out, b'"', 1)
+        if raw:
+            out += write_text(out, b',"lz4":', 7)
+            out += write_number(out, raw)
         if metadata_length:
             out += write_text(out, b',"meta":"', 9)
             out += write_hex(out, metadata, metadata_length)
@@ -190,12 +194,12 @@ cdef class LineWriter:
         if self.pool_line(RECORD_RELEASE, seq, group, container, 0) < 0:
             raise MemoryError()
 
-    def put(self, seq, group, bytes key, container, slot, length, check, metadata=None):
+    def put(self, seq, group, bytes key, container, slot, length, check, metadata=None, raw=0):
         """Append one ``put`` record."""
         cdef bytes extra = metadata or b""
         if self.put_line(seq, group, <const uint8_t *>PyBytes_AS_STRING(key), len(key), container,
                          slot, length, check, <const uint8_t *>PyBytes_AS_STRING(extra),
-                         len(extra)) < 0:
+                         len(extra), raw) < 0:
             raise MemoryError()
 
     def free(self, kind, seq, group, bytes key, container, slot):
@@ -321,6 +325,7 @@ cdef bint parse_record(const char *line, size_t length, Record *out) noexcept no
     out.kind = RECORD_NONE
     out.metadata_length = 0
     out.length = 0
+    out.raw = 0
     out.check = 0
     if not (skip(&cursor, b'{"seq":', 7) and read_number(&cursor, <uint64_t>-1 >> 1, &out.seq)):
         return False
@@ -359,6 +364,11 @@ cdef bint parse_record(const char *line, size_t length, Record *out) noexcept no
         out.length = <uint32_t>number
         if not (skip(&cursor, b',"xxh3":"', 9) and read_sum(&cursor, &out.check)):
             return False
+        if skip(&cursor, b',"lz4":', 7):
+            # Compressing always saves something: a record of another relation is none of ours.
+            if not read_number(&cursor, 0xFFFFFFFF, &number) or number <= out.length:
+                return False
+            out.raw = <uint32_t>number
         if cursor.at < cursor.end:
             if not (skip(&cursor, b',"meta":"', 9)
                     and read_hex(&cursor, out.metadata, 255, &out.metadata_length)):
@@ -399,6 +409,8 @@ def parse(bytes line not None):
     if record.kind == RECORD_PUT:
         out["length"] = record.length
         out["check"] = record.check
+        if record.raw:
+            out["lz4"] = record.raw
         out["metadata"] = (
             PyBytes_FromStringAndSize(<char *>record.metadata, record.metadata_length)
             if record.metadata_length else None)

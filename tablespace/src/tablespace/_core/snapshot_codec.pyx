@@ -9,7 +9,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from tablespace._core.hex_text cimport get_bytes, get_number, put_bytes, put_number
-from tablespace._core.key_index cimport NO_ENTRY, Entry, IndexCapture, KeyIndex
+from tablespace._core.key_index cimport (
+    ENTRY_COMPRESSED,
+    NO_ENTRY,
+    Entry,
+    IndexCapture,
+    KeyIndex,
+    raw_length,
+)
 from tablespace._core.line_codec import seal
 from tablespace._core.slot_allocator cimport SlotAllocator, location_container, location_slot
 
@@ -26,6 +33,7 @@ cdef enum Column:
     SEQ = 5
     METADATA_LENGTH = 6
     METADATA = 7
+    RAW = 8               # only in chunks that hold a compressed value
 
 
 cdef size_t column_digits(Entry **entries, uint32_t count, Column column) noexcept nogil:
@@ -41,7 +49,7 @@ cdef size_t column_digits(Entry **entries, uint32_t count, Column column) noexce
         digits = 2 * <size_t>count
     elif column == PLACE:
         digits = 12 * <size_t>count
-    elif column == LENGTH:
+    elif column == LENGTH or column == RAW:
         digits = 8 * <size_t>count
     else:
         digits = 16 * <size_t>count
@@ -62,6 +70,8 @@ cdef void fill_column(Entry **entries, uint32_t count, Column column, char *out)
             out = put_number(out, location_slot(entry.location), 6)
         elif column == LENGTH:
             out = put_number(out, entry.length, 8)
+        elif column == RAW:
+            out = put_number(out, raw_length(entry), 8)
         elif column == CHECK:
             out = put_number(out, entry.check, 16)
         elif column == SEQ:
@@ -105,7 +115,17 @@ cdef bytes encode_chunk(Entry **entries, uint32_t count, int number, uint64_t se
         encode_column(entries, count, <Column>column) for column in range(METADATA + 1)]
     return seal(
         b'{"chunk":%d,"of":%d,"n":%d,"key_len":"%s","key":"%s","at":"%s","len":"%s",'
-        b'"xxh3":"%s","seq":"%s","meta_len":"%s","meta":"%s"' % (number, seq, count, *columns))
+        b'"xxh3":"%s","seq":"%s","meta_len":"%s","meta":"%s"%s'
+        % (number, seq, count, *columns, encode_raw(entries, count)))
+
+
+cdef bytes encode_raw(Entry **entries, uint32_t count):
+    """Return the member of the values' lengths; nothing where none is compressed."""
+    cdef uint32_t at
+    for at in range(count):
+        if entries[at].flags & ENTRY_COMPRESSED:
+            return b',"lz4":"%s"' % encode_column(entries, count, RAW)
+    return b""
 
 
 def encode_pools(SlotAllocator allocator not None):
@@ -142,7 +162,7 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
     Parameters
     ----------
     columns : list of bytes
-        The hex text of key_len, key, at, len, xxh3, seq, meta_len, meta.
+        The hex text of key_len, key, at, len, xxh3, seq, meta_len, meta, and lz4 where there is.
 
     Returns
     -------
@@ -150,7 +170,8 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
         None when all was well; else what is wrong (entries before it are restored).
     """
     cdef bytes key_len, key, at, length, check, seq, meta_len, meta
-    key_len, key, at, length, check, seq, meta_len, meta = columns
+    cdef bytes raw = columns[8] if len(columns) > 8 else None
+    key_len, key, at, length, check, seq, meta_len, meta = columns[:8]
     cdef const char *key_lens = PyBytes_AS_STRING(key_len)
     cdef const char *keys = PyBytes_AS_STRING(key)
     cdef const char *places = PyBytes_AS_STRING(at)
@@ -159,8 +180,10 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
     cdef const char *seqs = PyBytes_AS_STRING(seq)
     cdef const char *meta_lens = PyBytes_AS_STRING(meta_len)
     cdef const char *metas = PyBytes_AS_STRING(meta)
+    cdef const char *raws = NULL if raw is None else PyBytes_AS_STRING(raw)
     cdef size_t key_at = 0, meta_at = 0
     cdef uint64_t key_bytes, meta_bytes, container, slot, value_bytes, total, number
+    cdef uint64_t raw_bytes = 0
     cdef uint8_t name[256]
     cdef uint8_t extra[256]
     cdef uint32_t item
@@ -169,6 +192,8 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
     if not (PyBytes_GET_SIZE(key_len) == 2 * count and PyBytes_GET_SIZE(at) == 12 * count
             and PyBytes_GET_SIZE(length) == 8 * count and PyBytes_GET_SIZE(check) == 16 * count
             and PyBytes_GET_SIZE(seq) == 16 * count and PyBytes_GET_SIZE(meta_len) == 2 * count):
+        return "columns of different length"
+    if raw is not None and PyBytes_GET_SIZE(raw) != 8 * count:
         return "columns of different length"
     for item in range(count):
         if not (get_number(key_lens + 2 * item, 2, &key_bytes)
@@ -179,6 +204,10 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
                 and get_number(checks + 16 * item, 16, &total)
                 and get_number(seqs + 16 * item, 16, &number)):
             return f"entry {item}: not hex"
+        if raws != NULL and not get_number(raws + 8 * item, 8, &raw_bytes):
+            return f"entry {item}: not hex"
+        if raw_bytes and raw_bytes <= value_bytes:
+            return f"entry {item}: {raw_bytes} bytes compressed to {value_bytes}"
         if (key_bytes == 0 or key_at + 2 * key_bytes > <uint64_t>PyBytes_GET_SIZE(key)
                 or meta_at + 2 * meta_bytes > <uint64_t>PyBytes_GET_SIZE(meta)):
             return f"entry {item}: names outside their column"
@@ -187,9 +216,11 @@ def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
             return f"entry {item}: names not hex"
         key_at += 2 * key_bytes
         meta_at += 2 * meta_bytes
-        if not index.fits(<uint32_t>container, <uint32_t>slot, value_bytes):
+        if not index.fits(<uint32_t>container, <uint32_t>slot, value_bytes,
+                          <uint32_t>raw_bytes):
             return f"entry {item}: slot {slot} of container {container} is outside the geometry"
         if not index.restore_entry(name, key_bytes, extra, meta_bytes, <uint32_t>container,
-                                   <uint32_t>slot, <uint32_t>value_bytes, total, number):
+                                   <uint32_t>slot, <uint32_t>value_bytes, total, number,
+                                   <uint32_t>raw_bytes):
             return f"entry {item}: slot {slot} of container {container} is taken twice"
     return None

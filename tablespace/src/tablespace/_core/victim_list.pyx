@@ -20,14 +20,24 @@ cdef class VictimList:
         The least recently used of this pool.
     container : int, optional
         Instead, those that lie in this container.
+    keys : list, optional
+        Instead, the first of these that may go, then the least recently used for the rest.
+
+    Attributes
+    ----------
+    named : int
+        How many of `keys` were taken.
+    passed_over : list of str
+        Why others of them were not.
     """
 
     cdef KeyIndex index
     cdef uint32_t *ids      # owned
-    cdef readonly uint32_t count
+    cdef readonly uint32_t count, named
+    cdef readonly list passed_over
 
     def __cinit__(self, KeyIndex index not None, uint32_t wanted, uint32_t pool=0,
-                  int64_t container=-1):
+                  int64_t container=-1, list keys=None):
         self.index = index
         self.ids = <uint32_t *>malloc(max(1, wanted) * sizeof(uint32_t))
         if self.ids == NULL:
@@ -35,7 +45,11 @@ cdef class VictimList:
         if container >= 0:
             self.count = index.choose_container(<uint32_t>container, self.ids, wanted)
         else:
-            self.count = index.choose_victims(pool, self.ids, wanted)
+            self.passed_over = []
+            if keys is not None:
+                self.named = index.choose_keys(pool, keys, self.ids, wanted, self.passed_over)
+            self.count = self.named + index.choose_victims(
+                pool, self.ids + self.named, wanted - self.named)
 
     def __dealloc__(self):
         free(self.ids)

@@ -416,7 +416,7 @@ cdef class CommitGroup:
             code = writer.put_line(
                 seq[0], group, block.key, block.key_length, location_container(block.location),
                 location_slot(block.location), block.length, block.check, block.metadata,
-                block.metadata_length)
+                block.metadata_length, block.raw)
             if code < 0:
                 return code
             seq[0] += 1
@@ -440,7 +440,7 @@ cdef class CommitGroup:
             if block.result >= 0:
                 index.insert(block.key, block.key_length, block.metadata, block.metadata_length,
                              hash_key(block.key, block.key_length), block.location, block.length,
-                             block.check, block.seq)
+                             block.check, block.seq, block.raw)
                 stored += 1
             elif block.placed:
                 index.allocator.release(block.location)

@@ -47,6 +47,7 @@ cdef class IoQueue:
     cdef readonly uint32_t depth
     cdef readonly uint32_t in_flight
     cdef readonly str engine
+    cdef public uint64_t timeout_ns   # longest wait in which nothing completes; 0: for ever
     cdef int push(self, Device device, IoKind kind, void *buffer, size_t length, uint64_t offset,
                   uint64_t tag) noexcept nogil
     cdef int submit(self) noexcept nogil

@@ -9,6 +9,7 @@ import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport EAGAIN, EBADF, EINTR, EINVAL, EIO, ENOSYS, ENXIO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -23,6 +24,14 @@ cdef int MAX_PIECES = 64
 def os_error(int code, str path):
     """Return the OSError (Python picks the subclass) for a negative errno."""
     return OSError(-code, os.strerror(-code), path)
+
+
+def keep_for_ever(thing):
+    """Never free an object: the kernel may still read or write memory that it holds.
+
+    Not by a reference in some list, which ends with the module at the latest.
+    """
+    Py_INCREF(thing)
 
 
 cdef class Device:
@@ -332,7 +341,10 @@ cdef class IoQueue:
         return self.do_submit()
 
     cdef int reap(self, Completion *out, uint32_t limit, uint32_t wait_for) noexcept nogil:
-        """Collect up to `limit` completions, waiting for at least `wait_for`; return how many."""
+        """Collect up to `limit` completions, waiting for at least `wait_for`; return how many.
+
+        Fewer when `timeout_ns` is over first, and -ETIMEDOUT when there were none until then.
+        """
         cdef int got
         if wait_for > self.in_flight:
             wait_for = self.in_flight
@@ -346,6 +358,9 @@ cdef class IoQueue:
     def close(self):
         """Free the queue; nothing may be in flight."""
 
+    def abandon(self):
+        """Start nothing more of what was pushed: what is in flight may never end."""
+
 
 cdef class IoContext:
     """What one thread needs for a batch of transfers: a queue and aligned staging memory."""
@@ -357,3 +372,8 @@ cdef class IoContext:
     def close(self):
         self.queue.close()
         self.staging.close()
+
+    def abandon(self):
+        """Leave queue and memory to transfers that may be in flight for ever."""
+        self.queue.abandon()
+        keep_for_ever(self)

@@ -2,7 +2,7 @@
 
 import os
 
-from libc.errno cimport EINVAL, ENOMEM, errno
+from libc.errno cimport EINVAL, ENOMEM, ETIMEDOUT, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from tablespace.io.device cimport IO_WRITE, Completion, Device, IoKind, IoQueue
@@ -37,7 +37,9 @@ cdef extern from "posix_pool.h" nogil:
     posix_pool *pool_create(uint32_t depth, uint32_t threads)
     void pool_destroy(posix_pool *pool)
     void pool_push(posix_pool *pool, pool_job job)
-    uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit, uint32_t wait_for)
+    void pool_abandon(posix_pool *pool)
+    uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit, uint32_t wait_for,
+                       uint64_t timeout_ns)
 
 # Enough to keep a SATA or network disk busy; an NVMe disk has io_uring.
 cdef uint32_t POOL_THREADS = 8
@@ -145,6 +147,14 @@ cdef class PosixQueue(IoQueue):
         """Stop the threads."""
         self.stop()
 
+    def abandon(self):
+        """Let the threads end when their transfers do; they are never joined."""
+        cdef posix_pool *pool = self.pool
+        self.pool = NULL
+        if pool != NULL and self.owner_pid == getpid():
+            with nogil:
+                pool_abandon(pool)
+
     cdef void stop(self) noexcept:
         cdef posix_pool *pool = self.pool
         self.pool = NULL
@@ -169,4 +179,6 @@ cdef class PosixQueue(IoQueue):
         return 0
 
     cdef int do_reap(self, Completion *out, uint32_t limit, uint32_t wait_for) noexcept nogil:
-        return <int>pool_reap(self.pool, <pool_completion *>out, limit, wait_for)
+        cdef uint32_t got = pool_reap(self.pool, <pool_completion *>out, limit, wait_for,
+                                      self.timeout_ns)
+        return <int>got if got or not wait_for else -ETIMEDOUT

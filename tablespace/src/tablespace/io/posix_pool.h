@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct {
@@ -85,7 +86,11 @@ static posix_pool *pool_create(uint32_t depth, uint32_t threads) {
     pool->threads = calloc(threads, sizeof *pool->threads);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->work, NULL);
-    pthread_cond_init(&pool->finished, NULL);
+    pthread_condattr_t monotonic; /* a step of the wall clock must not end or prolong a wait */
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&pool->finished, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     if (pool->jobs && pool->done && pool->threads)
         while (pool->thread_count < threads &&
                !pthread_create(&pool->threads[pool->thread_count], NULL, pool_worker, pool))
@@ -106,12 +111,34 @@ static void pool_push(posix_pool *pool, pool_job job) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit,
-                          uint32_t wait_for) {
-    uint32_t got = 0;
+/* Drops the jobs not yet taken, and lets the threads end when their transfers do. They are not
+ * joined, and the pool is never freed. */
+static void pool_abandon(posix_pool *pool) {
     pthread_mutex_lock(&pool->mutex);
-    while (pool->done_count < wait_for && got < limit)
-        pthread_cond_wait(&pool->finished, &pool->mutex);
+    pool->job_count = 0;
+    pool->stopping = 1;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* A `timeout_ns` of 0 waits for ever; when it is over, what there is comes back. */
+static uint32_t pool_reap(posix_pool *pool, pool_completion *out, uint32_t limit,
+                          uint32_t wait_for, uint64_t timeout_ns) {
+    uint32_t got = 0;
+    struct timespec end = {0, 0};
+    if (timeout_ns) {
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        uint64_t nanoseconds = (uint64_t)end.tv_nsec + timeout_ns;
+        end.tv_sec += (time_t)(nanoseconds / 1000000000u);
+        end.tv_nsec = (long)(nanoseconds % 1000000000u);
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (pool->done_count < wait_for && got < limit) {
+        if (!timeout_ns)
+            pthread_cond_wait(&pool->finished, &pool->mutex);
+        else if (pthread_cond_timedwait(&pool->finished, &pool->mutex, &end) == ETIMEDOUT)
+            break;
+    }
     while (pool->done_count && got < limit) out[got++] = pool->done[--pool->done_count];
     pthread_mutex_unlock(&pool->mutex);
     return got;

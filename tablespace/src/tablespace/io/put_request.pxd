@@ -12,6 +12,7 @@ cdef struct Block:
     uint32_t key_length
     uint32_t metadata_length
     uint32_t length
+    uint32_t raw               # the value's length where it is compressed, else 0
     uint64_t location
     uint64_t check
     uint64_t seq

@@ -90,6 +90,10 @@ cdef class PutRequest(Request):
                 memset(block.frame + block.length, 0, padded - block.length)
                 block.check = xxh3_64(block.frame, block.length)
                 block.summed = True
+    def add_packed(self, key, packed, metadata, uint32_t raw):
+        """Add one block whose value of `raw` bytes is compressed to `packed`."""
+        self.add(key, packed, metadata)
+        self.blocks[self.count - 1].raw = raw
 
     def add(self, key, value, metadata=None):
         """Add one block.

@@ -3,10 +3,13 @@ from typing import Any
 from tablespace._core.key_index import KeyIndex
 from tablespace.io.device import Device, IoContext
 
+NEW_BYTES: object
+
 class ReadBatch:
     count: int
     bytes_read: int
     hits: int
+    codec: Any
     def __init__(
         self,
         index: KeyIndex,

@@ -12,19 +12,23 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from libc.errno cimport EILSEQ, EIO, ENOMEM
+from libc.errno cimport EAGAIN, EILSEQ, EIO, ENOMEM, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.stdlib cimport posix_memalign
 from libc.string cimport memcpy
 
 from tablespace._core.checksum cimport hash_key, xxh3_64
-from tablespace._core.key_index cimport Entry, KeyIndex
+from tablespace._core.key_index cimport Entry, KeyIndex, raw_length
 from tablespace._core.key_index import check_key
 from tablespace._core.slot_allocator cimport location_container, location_slot
+from tablespace.io.deadline import timeout_error
 from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueue
+from tablespace.io.device import keep_for_ever
 
 cdef uint64_t PAD_BYTES = 4096
+# Stands in a list of buffers for "make a bytes object".
+NEW_BYTES = object()
 # Completed reads are replaced in the queue at the latest after this many.
 cdef enum:
     REAP_LIMIT = 4
@@ -39,6 +43,7 @@ cdef struct Read:
     uint64_t check
     uint64_t seq
     uint32_t length
+    uint32_t raw           # the value's length where it is compressed, else 0
     int64_t entry          # the entry found (pinned, where the batch pins), or -1
     int64_t result         # bytes, or -errno; -EILSEQ: the checksum does not fit
     void *buffer           # where the transfer lands: target, or a staging frame
@@ -66,6 +71,11 @@ cdef class ReadBatch:
     -----
     `start` (GIL held) looks up and pins; `run` reads with the GIL released; `finish` unpins.
     `finish` must always be called after `start`.
+
+    Attributes
+    ----------
+    codec : tablespace.compression.Codec or None
+        What unpacks compressed values; they are errors without it.
     """
 
     cdef KeyIndex index
@@ -78,6 +88,8 @@ cdef class ReadBatch:
     cdef readonly uint32_t count
     cdef list keys
     cdef list out
+    cdef dict packed               # stored bytes of compressed values, by number
+    cdef public object codec
     cdef bint stuck
     cdef readonly uint64_t bytes_read
     cdef readonly uint32_t hits
@@ -95,6 +107,7 @@ cdef class ReadBatch:
         self.slot_bytes = slot_bytes
         self.verify = verify
         self.pins = pin
+        self.packed = {}
 
     def __dealloc__(self):
         if not self.stuck:
@@ -105,6 +118,7 @@ cdef class ReadBatch:
     def abandon(self):
         """Keep pins and buffers for ever: the kernel may still write into them."""
         self.stuck = True
+        keep_for_ever(self)
 
     def start(self, list keys not None, list buffers):
         """Look up and pin.
@@ -113,7 +127,7 @@ cdef class ReadBatch:
         ----------
         keys : list of bytes
         buffers : list of writable buffers or None
-            One a key; None to get bytes objects.
+            One a key, or `NEW_BYTES`; None to get bytes objects for all.
 
         Raises
         ------
@@ -137,6 +151,7 @@ cdef class ReadBatch:
                 read = &self.reads[at]
                 read.entry = -1
                 read.frame = -1
+                read.result = -EAGAIN
                 self.count = <uint32_t>at + 1
                 key = keys[at]
                 if not PyBytes_Check(key):
@@ -155,22 +170,28 @@ cdef class ReadBatch:
                 read.check = entry.check
                 read.length = entry.length
                 read.seq = entry.seq
+                read.raw = raw_length(entry)
                 # Before any Python code can run (an object's own buffer protocol may).
-                self.index.touch(<uint32_t>id)
-                if buffers is None:
-                    value = PyBytes_FromStringAndSize(NULL, entry.length)
-                    self.out[at] = value
-                    read.target = <unsigned char *>PyBytes_AS_STRING(value)
-                    read.room = entry.length
-                else:
+                self.index.use(<uint32_t>id)
+                if read.raw:
+                    self.codec.load()
+                if buffers is not None and buffers[at] is not NEW_BYTES:
                     PyObject_GetBuffer(buffers[at], &read.view, PyBUF_WRITABLE)
                     read.held = True
                     read.target = <unsigned char *>read.view.buf
                     read.room = <size_t>read.view.len
-                    if read.room < read.length:
+                    if read.room < max(read.raw, read.length):
                         raise ValueError(
                             f"the buffer for key {at} has {read.room} bytes, its value "
-                            f"{read.length}")
+                            f"{read.raw or read.length}")
+                if read.raw or not read.held:
+                    value = PyBytes_FromStringAndSize(NULL, read.length)
+                    read.target = <unsigned char *>PyBytes_AS_STRING(value)
+                    read.room = read.length
+                    if read.raw:
+                        self.packed[at] = value
+                    else:
+                        self.out[at] = value
         except BaseException:
             self.release()
             raise
@@ -182,10 +203,14 @@ cdef class ReadBatch:
         ------
         OSError
             When the queue itself broke: the context must be kept and never used again.
+        TimeoutError
+            When nothing completed for as long as the queue's `timeout_ns`: the same.
         """
         cdef int code
         with nogil:
             code = self.read_all(context.queue, context.staging.data, context.staging.size_bytes)
+        if code == -ETIMEDOUT:
+            raise timeout_error(f"a read of {self.count} keys", context.queue.timeout_ns)
         if code < 0:
             raise OSError(-code, os.strerror(-code), "IO queue")
 
@@ -317,7 +342,7 @@ cdef class ReadBatch:
         free(private)
 
     def finish(self):
-        """Unpin everything.
+        """Unpack what is compressed, and unpin everything.
 
         Returns
         -------
@@ -331,26 +356,41 @@ cdef class ReadBatch:
         cdef Read *read
         cdef list suspects = []
         cdef int first_error = 0
-        for at in range(self.count):
-            read = &self.reads[at]
-            if read.entry < 0:
-                continue
-            if read.result >= 0:
-                self.hits += 1
-                self.bytes_read += read.length
-                if read.held:
-                    self.out[at] = read.length
-            else:
-                self.out[at] = None
-                if read.result == -EILSEQ or read.result == -EIO:
-                    suspects.append((self.keys[at], read.seq))
+        try:
+            for at in range(self.count):
+                read = &self.reads[at]
+                if read.entry < 0:
+                    continue
+                if read.raw and read.result >= 0:
+                    self.unpack(at, read)
+                if read.result >= 0:
+                    self.hits += 1
+                    self.bytes_read += read.length
+                    if read.held:
+                        self.out[at] = read.raw or read.length
                 else:
-                    if not self.pins:
+                    self.out[at] = None
+                    if read.result == -EILSEQ or read.result == -EIO:
                         suspects.append((self.keys[at], read.seq))
-                    if first_error == 0:
-                        first_error = <int>-read.result
-        self.release()
+                    else:
+                        if not self.pins:
+                            suspects.append((self.keys[at], read.seq))
+                        if first_error == 0:
+                            first_error = <int>-read.result
+        finally:
+            self.release()
         return self.out, suspects, first_error
+
+    cdef int unpack(self, uint32_t at, Read *read) except -1:
+        """Make the value of stored bytes; what is no compressed value of its length is damage."""
+        value = self.codec.unpack(self.packed.pop(at), read.raw)
+        if value is None:
+            read.result = -EILSEQ
+        elif read.held:
+            memcpy(read.view.buf, PyBytes_AS_STRING(value), read.raw)
+        else:
+            self.out[at] = value
+        return 0
 
     cdef void release(self):
         cdef uint32_t at

@@ -5,9 +5,10 @@ Python wrapper is never called.  Where that object lacks the symbols, the system
 `liburing-ffi.so.2` is tried.  Nothing is trusted before one NOP has gone through a ring.
 """
 
-from libc.errno cimport EAGAIN, EBUSY, EINTR, EIO
+from libc.errno cimport EAGAIN, EBUSY, EINTR, EIO, ETIME, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport getpid
 
 from tablespace._core.symbols cimport SharedObject
@@ -20,6 +21,14 @@ cdef struct cqe_t:
     uint64_t user_data
     int32_t res
     uint32_t flags
+
+# struct __kernel_timespec, of the same ABI.
+cdef struct kernel_timespec:
+    int64_t tv_sec
+    int64_t tv_nsec
+
+# What liburing marks its own timeouts with on kernels before 5.11, which have no other way.
+cdef uint64_t TIMEOUT_MARK = <uint64_t>-1
 
 # struct io_uring is 216 bytes in liburing 2.15 and has only ever grown at its end; liburing fills
 # it and we never look inside.
@@ -36,6 +45,8 @@ ctypedef void (*prep_nop_t)(void *sqe) noexcept nogil
 ctypedef void (*set_data_t)(void *sqe, uint64_t data) noexcept nogil
 ctypedef int (*submit_t)(void *ring) noexcept nogil
 ctypedef int (*submit_and_wait_t)(void *ring, unsigned wait_for) noexcept nogil
+ctypedef int (*submit_and_wait_timeout_t)(void *ring, cqe_t **cqe, unsigned wait_for,
+                                          kernel_timespec *limit, void *mask) noexcept nogil
 ctypedef unsigned (*peek_batch_t)(void *ring, cqe_t **cqes, unsigned count) noexcept nogil
 ctypedef void (*cq_advance_t)(void *ring, unsigned count) noexcept nogil
 
@@ -47,6 +58,7 @@ cdef prep_nop_t prep_nop
 cdef set_data_t set_data
 cdef submit_t submit_ring
 cdef submit_and_wait_t submit_and_wait
+cdef submit_and_wait_timeout_t submit_and_wait_timeout
 cdef peek_batch_t peek_batch
 cdef cq_advance_t cq_advance
 cdef bint loaded = False
@@ -58,7 +70,7 @@ missing = None
 
 cdef int resolve_all(SharedObject library) except -1:
     global queue_init, queue_exit, get_sqe, prep_read, prep_write, prep_nop, set_data
-    global submit_ring, submit_and_wait, peek_batch, cq_advance
+    global submit_ring, submit_and_wait, submit_and_wait_timeout, peek_batch, cq_advance
     queue_init = <queue_init_t>library.resolve("io_uring_queue_init")
     queue_exit = <queue_exit_t>library.resolve("io_uring_queue_exit")
     get_sqe = <get_sqe_t>library.resolve("io_uring_get_sqe")
@@ -68,9 +80,17 @@ cdef int resolve_all(SharedObject library) except -1:
     set_data = <set_data_t>library.resolve("io_uring_sqe_set_data64")
     submit_ring = <submit_t>library.resolve("io_uring_submit")
     submit_and_wait = <submit_and_wait_t>library.resolve("io_uring_submit_and_wait")
+    submit_and_wait_timeout = <submit_and_wait_timeout_t>library.resolve(
+        "io_uring_submit_and_wait_timeout")
     peek_batch = <peek_batch_t>library.resolve("io_uring_peek_batch_cqe")
     cq_advance = <cq_advance_t>library.resolve("io_uring_cq_advance")
     return 0
+
+
+cdef uint64_t now_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
 
 
 def load():
@@ -200,12 +220,15 @@ cdef class UringQueue(IoQueue):
         cdef cqe_t *cqes[REAP_BATCH]
         cdef uint32_t got = 0, at, batch
         cdef int sent
+        cdef uint64_t end = now_ns() + self.timeout_ns if self.timeout_ns and wait_for else 0
         while True:
             batch = limit - got
             if batch > REAP_BATCH:
                 batch = REAP_BATCH
             batch = peek_batch(self.ring, cqes, batch)
             for at in range(batch):
+                if cqes[at].user_data == TIMEOUT_MARK:
+                    continue
                 out[got].tag = cqes[at].user_data
                 out[got].result = cqes[at].res
                 got += 1
@@ -215,8 +238,23 @@ cdef class UringQueue(IoQueue):
                 return <int>got
             if batch:
                 continue
-            sent = submit_and_wait(self.ring, wait_for - got)
+            if end and now_ns() >= end:
+                return <int>got if got else -ETIMEDOUT
+            sent = self.wait(wait_for - got, end)
             if sent >= 0:
                 self.unsent -= <uint32_t>sent
-            elif sent != -EINTR and sent != -EAGAIN and sent != -EBUSY:
+            elif sent != -EINTR and sent != -EAGAIN and sent != -EBUSY and sent != -ETIME:
                 return sent
+
+    cdef int wait(self, uint32_t wait_for, uint64_t end) noexcept nogil:
+        """Wait for completions until a time, or for ever; return how many were submitted."""
+        cdef kernel_timespec limit
+        cdef cqe_t *first = NULL
+        cdef uint64_t now, left
+        if end == 0:
+            return submit_and_wait(self.ring, wait_for)
+        now = now_ns()
+        left = end - now if end > now else 1
+        limit.tv_sec = <int64_t>(left // 1000000000)
+        limit.tv_nsec = <int64_t>(left % 1000000000)
+        return submit_and_wait_timeout(self.ring, &first, wait_for, &limit, NULL)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tablespace._core.checksum import checksum64
 from tablespace.durability import Durability
 from tablespace.errors import TablespaceError
+from tablespace.eviction import EvictionPolicy
 from tablespace.layout import Geometry
 from tablespace.opening import open_directory
 from tablespace.region import REGION_NAME, decode_region
@@ -52,10 +53,13 @@ def open_simulated(
     geometry: Geometry,
     *,
     evict: bool = False,
+    eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
     recover_mode: str = "strict",
     verify: bool = True,
     io_mode: str = "buffered",
     durability: str = "sync",
+    io_timeout_s: float | None = None,
 ) -> Store:
     """Open a region on a simulated disk with the production code; the queue's steps by hand."""
     return open_directory(
@@ -67,6 +71,9 @@ def open_simulated(
         verify=verify,
         evict=evict,
         durability=Durability(durability, by_hand=True),
+        eviction=eviction,
+        compression=compression,
+        io_timeout_s=io_timeout_s,
     )
 
 

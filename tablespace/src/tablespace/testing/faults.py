@@ -38,6 +38,9 @@ class Fault:
         The transfer moves only a part (at least one byte where it can).
     delay : bool
         The transfer completes after all others.
+    lose : bool
+        The transfer takes place, or not, and its completion never comes: a wait for it ends with
+        the queue's time limit, at once.
     lie : bool
         A sync is acknowledged and not done.
     interrupt : bool
@@ -53,6 +56,7 @@ class Fault:
     errno: int = 0
     short: bool = False
     delay: bool = False
+    lose: bool = False
     lie: bool = False
     interrupt: bool = False
     persistent: bool = False

@@ -234,7 +234,7 @@ class Recorder:
         slot_bytes = allocator.pool_stats()[allocator.pool_of_container(entry.container)][0]
         node = self.disk.find(f"{CONTAINERS}/{container_name(entry.container)}")
         assert node is not None
-        offset = entry.slot * slot_bytes + entry.seq % entry.length
+        offset = entry.slot * slot_bytes + entry.seq % entry.stored_length
         self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
         self.disk.damage(node, offset, bytes([self.disk.files[node][offset] ^ 1]))
         left = self.allowed[key] - self._fresh.get(key, self.allowed[key])

@@ -10,7 +10,7 @@ import random
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EIO, ESTALE
+from libc.errno cimport EIO, ESTALE, ETIMEDOUT
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -47,10 +47,12 @@ cdef int64_t fetch(object disk, object node, void *buffer, size_t length,
 
 
 cdef tuple plan(object disk, str kind, str label, size_t length):
-    """Return (bytes that really move, the result reported, whether to come last)."""
+    """Return (bytes that really move, the result reported, when): 0, 1 for last, 2 for never."""
     fault = disk.meet(kind, label)
     if fault is None:
-        return length, length, False
+        return length, length, 0
+    if fault.lose:
+        return length, length, 2
     if fault.errno:
         # A failed write may have reached the medium in part.
         return (length // 2 if kind == "write" else 0), -fault.errno, fault.delay
@@ -162,7 +164,7 @@ cdef class Transfer:
     cdef bytes copy           # of a write's source, all of it
     cdef size_t part          # bytes that move
     cdef int64_t result
-    cdef bint late
+    cdef int late             # 1: completes after all others, 2: never
     cdef object ident
 
     cdef int complete(self) except -1:
@@ -261,12 +263,18 @@ cdef class SimulatedQueue(IoQueue):
         while got < wanted and self.waiting:
             prompt = [at for at in range(len(self.waiting))
                       if not (<Transfer>self.waiting[at]).late]
+            late = [at for at in range(len(self.waiting)) if (<Transfer>self.waiting[at]).late < 2]
             if prompt:
                 at = self.random.choice(prompt)
-            elif got < wait_for:
-                at = 0
-            else:
+            elif got < wait_for and late:
+                at = late[0]
+            elif got or not wait_for:
                 break
+            elif self.timeout_ns:
+                return -ETIMEDOUT
+            else:
+                self.disk.violations.append("a wait without end")
+                return -EIO
             transfer = self.waiting.pop(at)
             transfer.complete()
             out[got].tag = transfer.tag

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from tablespace.eviction import EvictionPolicy
 from tablespace.layout import Geometry
 from tablespace.testing.crash import open_simulated
 from tablespace.testing.disk import Disk
@@ -54,12 +55,16 @@ class Workload:
         *,
         disk: Disk | None = None,
         evict: bool = False,
+        eviction: str | EvictionPolicy = "lru",
+        compression: str | None = None,
         seed: int = 0,
         io_mode: str = "buffered",
     ) -> None:
         self.geometry = geometry
         self.disk = Disk(seed=seed) if disk is None else disk
         self.evict = evict
+        self.eviction = eviction
+        self.compression = compression
         self.io_mode = io_mode
         self.chance = random.Random(seed)
         self.recorder = Recorder(self.disk, evicts=evict)
@@ -70,7 +75,12 @@ class Workload:
     def open(self) -> None:
         """Open the region."""
         self.recorder.store = open_simulated(
-            self.disk, self.geometry, evict=self.evict, io_mode=self.io_mode
+            self.disk,
+            self.geometry,
+            evict=self.evict,
+            eviction=self.eviction,
+            compression=self.compression,
+            io_mode=self.io_mode,
         )
 
     def put(self, *keys: bytes, durability: str = "sync") -> bool:
