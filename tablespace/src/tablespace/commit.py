@@ -25,7 +25,8 @@ from tablespace.io.commit_group import (
 from tablespace.io.device import Device, IoContext, os_error
 from tablespace.io.put_request import PutRequest
 from tablespace.journal import Journal
-from tablespace.layout import MAX_GROUP_BLOCKS
+from tablespace.layout import MAX_GROUP_BLOCKS, ceil_div
+from tablespace.quarantine import TESTS_PER_TURN, Quarantine
 
 # Durably free slots kept while evicting, so that a full region needs no third sync: two groups'
 # worth, but never more than this share of the region.
@@ -108,6 +109,7 @@ class Committer:
         self._in_doubt = False
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
+        self.quarantine = Quarantine(index, devices)
         self.stuck: list[CommitGroup] = []
         self._queue: CommitQueue[Request] = CommitQueue(self._commit_batch, self._share_limit())
 
@@ -125,6 +127,12 @@ class Committer:
         """Requests share a commit up to a part of the region, so that small ones take turns."""
         fewest = self.allocator.container_count * self.allocator.fewest_slots()
         return min(MAX_GROUP_BLOCKS, fewest // 4)
+
+    def flush(self) -> None:
+        """Make the records of dropped values durable and test each slot that can be, once."""
+        self.run(DeleteRequest([]))
+        for _ in range(ceil_div(self.index.suspect_count, TESTS_PER_TURN)):
+            self.run(Barrier(self._try_suspects))
 
     def close(self, reason: str) -> None:
         """Refuse every later request, once those before are done."""
@@ -160,6 +168,7 @@ class Committer:
             first.action()
             return
         self.check_writable()
+        self.quarantine.try_some(self.seq)
         if isinstance(first, DeleteRequest):
             self._commit_delete(first)
         else:
@@ -193,6 +202,9 @@ class Committer:
     def _commit_puts(self, requests: list[PutRequest]) -> None:
         group = CommitGroup(requests, self.devices, self.allocator)
         demand = group.demand()
+        if self.index.suspect_count and self._is_short(demand):
+            self._append_drops()
+            self.quarantine.try_suspects(self.seq, MAX_GROUP_BLOCKS)
         if self.evict:
             for pool, wanted in enumerate(demand):
                 if wanted:
@@ -253,6 +265,20 @@ class Committer:
             seq += 1
         return seq
 
+    def _is_short(self, demand: list[int]) -> bool:
+        return any(wanted > self.allocator.room(pool) for pool, wanted in enumerate(demand))
+
+    def _try_suspects(self) -> None:
+        self.check_writable()
+        self.quarantine.try_suspects(self.seq, TESTS_PER_TURN)
+        self._append_drops()
+
+    def _append_drops(self) -> None:
+        """Append the records that wait for a group: of dropped values and failed slots."""
+        writer, seq, _, drops = self._begin_group()
+        self._append(writer, seq, drops)
+        self._in_doubt = False
+
     def _spare(self, pool: int) -> int:
         """Slots of a pool kept durably free, so that a full region needs no third sync."""
         share = self.allocator.pool_capacity(pool) // SPARE_SHARE
@@ -279,13 +305,17 @@ class Committer:
         came late would otherwise take the same container from each other in turns.
         """
         held = [containers for _, containers, _, _ in self.allocator.pool_stats()]
+        # A container with a bad slot would not be empty without its entries.
+        bad = self.index.containers_with_bad_slots()
+        for container in bad:
+            held[self.allocator.pool_of_container(container)] -= 1
         held[pool] = 0
         giver = held.index(max(held))
         fewest = min(
             (
                 (self.allocator.used_slots(container), container)
                 for container in range(self.allocator.container_count)
-                if self.allocator.pool_of_container(container) == giver
+                if self.allocator.pool_of_container(container) == giver and container not in bad
             ),
             default=(0, -1),
         )
@@ -313,7 +343,7 @@ class Committer:
         return riders
 
     def _begin_group(self) -> tuple[LineWriter, int, int, int]:
-        """Start a group's lines with the records of dropped values.
+        """Start a group's lines with the records of dropped values and of slots out of use.
 
         Returns
         -------
@@ -325,7 +355,8 @@ class Committer:
         drops = list(self.dropped)
         for at, (key, container, slot) in enumerate(drops):
             writer.free("drop", group + at, group, key, container, slot)
-        return writer, group + len(drops), group, len(drops)
+        seq = self.quarantine.encode(writer, group + len(drops), group)
+        return writer, seq, group, len(drops)
 
     def _append(self, writer: LineWriter, next_seq: int, drops: int) -> None:
         """Append the lines and make them durable; only then do they count."""
@@ -337,7 +368,9 @@ class Committer:
     def _advance(self, next_seq: int, drops: int) -> None:
         self.seq = next_seq - 1
         for _ in range(drops):
-            self.dropped.popleft()
+            _, container, slot = self.dropped.popleft()
+            self.index.confirm_drop(container, slot)
+        self.quarantine.settle()
 
     def _judge(self, stage: Stage, code: int, path: str) -> None:
         """Raise what a commit's end means.

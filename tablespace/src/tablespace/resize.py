@@ -48,6 +48,9 @@ def evict_containers_from(index: KeyIndex, first: int) -> int:
         entry = index.get(key)
         if entry is not None and entry[0] >= first:
             evicted += index.discard(key)
+    for container, slot in index.allocator.quarantined_slots():
+        if container >= first:
+            index.allocator.restore_slot(container, slot)
     return evicted
 
 

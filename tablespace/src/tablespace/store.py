@@ -317,7 +317,7 @@ class Store:
         return out
 
     def _drop(self, key: bytes, seq: int) -> None:
-        """Forget a damaged value; its record follows in the next commit, its slot rests."""
+        """Forget a damaged value; its record follows in the next commit, its slot is tested."""
         with self._counting:
             self._counts.corrupt += 1
         where = self._index.drop_corrupt(key, seq)
@@ -325,7 +325,7 @@ class Store:
             self._committer.dropped.append((key, *where))
             logger.warning(
                 "%s: the value of key %s failed its checksum or could not be read; dropped, slot "
-                "%d of container %d taken out of use",
+                "%d of container %d is to be tested",
                 self._directory.path,
                 key.hex(),
                 where[1],
@@ -464,10 +464,10 @@ class Store:
     def flush(self) -> None:
         """Make everything durable that is not yet: records of dropped values, if any.
 
-        Puts and deletes are durable when they return.
+        The slots of dropped values are tested, unless a reader still holds them.  Puts and deletes are durable when they return.
         """
         self._check_open()
-        self._committer.run(DeleteRequest([]))
+        self._committer.flush()
 
     def snapshot(self) -> None:
         """Write a snapshot of the index and start a new journal."""
@@ -487,7 +487,7 @@ class Store:
         try:
             self._compactor.wait()
             if self._committer.failed is None:
-                self._committer.run(DeleteRequest([]))
+                self._committer.flush()
                 self._compactor.compact()
         except (OSError, TablespaceError) as error:
             # The journal holds everything, so the next open only takes longer.

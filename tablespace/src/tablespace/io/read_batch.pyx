@@ -12,7 +12,7 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from libc.errno cimport EILSEQ, EIO, ENOMEM
+from libc.errno cimport EILSEQ, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.stdlib cimport posix_memalign
@@ -22,7 +22,14 @@ from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport Entry, KeyIndex
 from tablespace._core.key_index import check_key
 from tablespace._core.slot_allocator cimport location_container, location_slot
-from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueue
+from tablespace.io.device cimport (
+    IO_READ,
+    Completion,
+    Device,
+    IoContext,
+    IoQueue,
+    is_medium_error,
+)
 
 cdef uint64_t PAD_BYTES = 4096
 # Completed reads are replaced in the queue at the latest after this many.
@@ -333,7 +340,7 @@ cdef class ReadBatch:
                     self.out[at] = read.length
             else:
                 self.out[at] = None
-                if read.result == -EILSEQ or read.result == -EIO:
+                if is_medium_error(read.result):
                     suspects.append((self.keys[at], read.seq))
                 elif first_error == 0:
                     first_error = <int>-read.result

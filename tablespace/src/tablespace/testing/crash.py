@@ -181,10 +181,12 @@ class Hunt:
             if self.truth_only:
                 return None
             raise Breach(f"no recovery: {type(error).__name__}: {error}") from error
+        if not self.truth_only:
+            audit(store, recovered=True)
         values = read_all(store, self.recorder.keys)
         self.recorder.judge_truth(values)
         if not self.truth_only:
-            audit(store, recovered=True)
+            audit(store)
             self.recorder.judge(values, allowed)
         if self.after is not None:
             self.after(store, image)
