@@ -14,6 +14,8 @@ from libc.errno cimport EIO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from tablespace.testing.bad_sectors import fails, garbled
+
 from tablespace.io.device cimport IO_READ, Completion, Device, IoKind, IoQueue
 
 cdef extern from "Python.h":
@@ -39,12 +41,17 @@ cdef int64_t fetch(object disk, object node, void *buffer, size_t length,
     if length > total - offset:
         length = total - offset
     memcpy(buffer, PyByteArray_AS_STRING(live) + offset, length)
+    if disk.bad:
+        for at in garbled(disk.bad, node, offset, length):
+            (<unsigned char *>buffer)[<size_t>at] ^= 0xFF
     return <int64_t>length
 
 
-cdef tuple plan(object disk, str kind, str label, size_t length):
+cdef tuple plan(object disk, str kind, str label, size_t length, object node, uint64_t offset):
     """Return (bytes that really move, the result reported, whether to come last)."""
     fault = disk.meet(kind, label)
+    if disk.bad and fails(disk.bad, kind, node, offset, length):
+        return 0, -EIO, False
     if fault is None:
         return length, length, False
     if fault.errno:
@@ -84,7 +91,7 @@ cdef class SimulatedDevice(Device):
     cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil:
         with gil:
             try:
-                part, result, _ = plan(self.disk, "read", self.label, length)
+                part, result, _ = plan(self.disk, "read", self.label, length, self.node, offset)
                 if result < 0:
                     return result
                 return fetch(self.disk, self.node, buffer, part, offset)
@@ -96,7 +103,7 @@ cdef class SimulatedDevice(Device):
                           uint64_t offset) noexcept nogil:
         with gil:
             try:
-                part, result, _ = plan(self.disk, "write", self.label, length)
+                part, result, _ = plan(self.disk, "write", self.label, length, self.node, offset)
                 if part:
                     data = PyBytes_FromStringAndSize(<const char *>buffer, part)
                     ident = self.disk.begin_write(self.node, offset, data)
@@ -212,7 +219,8 @@ cdef class SimulatedQueue(IoQueue):
         transfer.offset = offset
         transfer.tag = tag
         transfer.part, transfer.result, transfer.late = plan(
-            self.disk, "read" if kind == IO_READ else "write", device.label, length)
+            self.disk, "read" if kind == IO_READ else "write", device.label, length,
+            device.node, offset)
         if kind == IO_READ:
             memset(buffer, JUNK, length)
         else:

@@ -109,6 +109,25 @@ class Workload:
             self.recorder.get_many(keys)
         return found
 
+    def spoil(self, *keys: bytes, kind: str = "read", seen: bool = True) -> int:
+        """Let the slots of keys go bad for good; return how many there were.
+
+        Parameters
+        ----------
+        kind : str
+            How they fail, see `BadSectors`.
+        seen : bool
+            Whether the store reads them now, and so drops them.
+        """
+        found = sum(self.recorder.spoil(key, kind) for key in keys)
+        if seen:
+            self.recorder.get_many(keys)
+        return found
+
+    def flush(self) -> bool:
+        """Make everything durable; slots of dropped values are tested."""
+        return self.recorder.call("flush")
+
     def resize(self, geometry: Geometry, *, clean: bool = True) -> None:
         """Open the region in another shape; what lies in containers that stay is kept.
 
@@ -149,7 +168,9 @@ class Workload:
         audit(store, recovered=True)
         values = read_all(store, recorder.keys)
         recorder.judge(values, allowed)
-        recorder.moments = [Moment(0, {key: frozenset({value}) for key, value in values.items()})]
+        recorder.judge_quarantine(store, image, recorder.moments[-1].quarantined)
+        now = {key: frozenset({value}) for key, value in values.items()}
+        recorder.moments = [Moment(0, now, recorder.moments[-1].quarantined)]
         recorder.shapes = [(0, self.geometry)]
         return choice
 
@@ -162,6 +183,7 @@ class Workload:
         shapes: Sequence[Geometry] = (),
         damage: bool = False,
         clean: bool = True,
+        spoil: int = 0,
     ) -> None:
         """Do `count` operations drawn by the seed.
 
@@ -175,6 +197,8 @@ class Workload:
             Whether values go bad on the medium.
         clean : bool
             Whether stores are always closed before a resize.
+        spoil : int
+            How many slots may go bad for good.
         """
         actions: list[tuple[float, Callable[[], object]]] = [
             (0.5, lambda: self.put(*self.chance.sample(keys, self.chance.randint(1, 3)))),
@@ -188,6 +212,9 @@ class Workload:
             actions.append((0.1, lambda: self._resize_to_one_of(shapes, clean)))
         if damage:
             actions.append((0.1, lambda: self._damage_one_of(keys)))
+        if spoil:
+            actions.append((0.1, lambda: self._spoil_one_of(keys, spoil)))
+            actions.append((0.05, self.flush))
         weights = [weight for weight, _ in actions]
         for _ in range(count):
             self.chance.choices([action for _, action in actions], weights)[0]()
@@ -196,6 +223,14 @@ class Workload:
         sizes = set(self.geometry.slot_sizes)
         fits = [shape for shape in shapes if sizes <= set(shape.slot_sizes)]
         self.resize(self.chance.choice(fits), clean=clean or self.chance.random() < 0.5)
+
+    def _spoil_one_of(self, keys: list[bytes], most: int) -> None:
+        store = self.recorder.store
+        assert store is not None
+        there = [key for key in keys if key in store]
+        if there and len(self.disk.bad) < most:
+            kind = self.chance.choice(("read", "corrupt"))
+            self.spoil(self.chance.choice(there), kind=kind, seen=self.chance.random() < 0.7)
 
     def _damage_one_of(self, keys: list[bytes]) -> None:
         store = self.recorder.store
