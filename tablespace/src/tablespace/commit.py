@@ -24,6 +24,7 @@ from tablespace.io.commit_group import (
 )
 from tablespace.io.device import Device, IoContext, os_error
 from tablespace.io.put_request import PutRequest
+from tablespace.io.slot_test import Verdict
 from tablespace.journal import Journal
 from tablespace.layout import MAX_GROUP_BLOCKS, ceil_div
 from tablespace.quarantine import TESTS_PER_TURN, Quarantine
@@ -264,6 +265,34 @@ class Committer:
             writer.claim(seq, group, container, sizes[pool])
             seq += 1
         return seq
+
+    def retest(self) -> list[tuple[int, int]]:
+        """Test every quarantined slot; those that pass are in use again, durably.
+
+        Returns
+        -------
+        list of (container, slot)
+            Those in use again.
+        """
+        restored: list[tuple[int, int]] = []
+        self.run(Barrier(lambda: restored.extend(self._retest())))
+        return restored
+
+    def _retest(self) -> list[tuple[int, int]]:
+        self.check_writable()
+        passed = [
+            (container, slot)
+            for container, slot in self.allocator.quarantined_slots()
+            if self.quarantine.try_one(container, slot, self.seq) is Verdict.GOOD
+        ]
+        writer, seq, group, drops = self._begin_group()
+        for at, (container, slot) in enumerate(passed):
+            writer.restore(seq + at, group, container, slot)
+        self._append(writer, seq + len(passed), drops)
+        for container, slot in passed:
+            self.allocator.restore_slot(container, slot)
+        self._in_doubt = False
+        return passed
 
     def _is_short(self, demand: list[int]) -> bool:
         return any(wanted > self.allocator.room(pool) for pool, wanted in enumerate(demand))

@@ -464,7 +464,8 @@ class Store:
     def flush(self) -> None:
         """Make everything durable that is not yet: records of dropped values, if any.
 
-        The slots of dropped values are tested, unless a reader still holds them.  Puts and deletes are durable when they return.
+        The slots of dropped values are tested, unless a reader still holds them.  Puts and
+        deletes are durable when they return.
         """
         self._check_open()
         self._committer.flush()

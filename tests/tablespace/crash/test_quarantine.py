@@ -330,8 +330,8 @@ def untested(self: Quarantine, container: int, slot: int, seq: int) -> Verdict:
 def test_a_slot_used_again_without_its_test_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quarantine, "try_one", untested)
     with pytest.raises(Breach, match="known to be bad"):
-        for seed in range(3):
-            hunt(history(seed, [GEOMETRY], count=40))
+        for seed in range(12):
+            history(seed, [GEOMETRY], count=40)
 
 
 def test_a_quarantine_without_its_record_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_a_quarantine_without_its_record_is_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Committer, "_append_drops", forget)
     with pytest.raises(Breach, match="in use again"):
-        for seed in range(3):
+        for seed in range(6):
             hunt(history(seed, [GEOMETRY], count=40))
 
 

@@ -35,9 +35,7 @@ class BadSectors(NamedTuple):
         return start if node == self.node and start < end else None
 
 
-def fails(
-    bad: Iterable[BadSectors], transfer: str, node: int, offset: int, length: int
-) -> bool:
+def fails(bad: Iterable[BadSectors], transfer: str, node: int, offset: int, length: int) -> bool:
     """Say whether a read or write meets sectors that make it fail with EIO."""
     kinds = ("read", "write", "sync") if transfer == "read" else ("write",)
     return any(

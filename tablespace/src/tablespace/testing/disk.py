@@ -32,7 +32,8 @@ class Event(NamedTuple):
     kind : str
         ``write`` (submitted), ``done`` (that write completed), ``length``, ``sync``,
         ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``,
-        ``damage`` (of the medium itself, durable at once), ``spoil`` (sectors go bad for good).
+        ``damage`` (of the medium itself, durable at once), ``spoil`` (sectors go bad for good),
+        ``heal`` (all are good again).
     node : int
         The file or directory.
     offset : int
@@ -98,6 +99,8 @@ class Disk:
         self.trace: list[Event] = []
         self.base_bad = tuple(bad)
         self.bad: list[BadSectors] = list(bad)
+        # Also those that are good again.
+        self.ever_bad: list[BadSectors] = list(bad)
         # Files with writes that no sync can make durable.
         self._unsyncable: set[int] = set()
         self.random = random.Random(seed)
@@ -184,11 +187,13 @@ class Disk:
         if kind not in BAD_KINDS:
             raise ValueError(f"kind must be one of {', '.join(BAD_KINDS)}, not {kind!r}")
         self.bad.append(BadSectors(node, offset, length, kind))
+        self.ever_bad.append(self.bad[-1])
         self.trace.append(Event("spoil", node, offset, kind.encode(), length))
 
     def heal(self) -> None:
-        """Make every sector good again (another disk with the same bytes); not in the trace."""
+        """Make every sector good again, as on another disk with the same bytes."""
         self.bad.clear()
+        self.trace.append(Event("heal", ROOT))
 
     def sync_file(self, node: int, label: str) -> int:
         """Make a file's completed writes durable; return 0 or -errno.
@@ -275,13 +280,15 @@ class Disk:
 
     def survivor(self, seed: int = 0) -> Disk:
         """Return what a killed process leaves: everything visible, no locks (no power loss)."""
-        return Disk(
+        left = Disk(
             {node: bytes(data) for node, data in self.files.items()},
             self.directories,
             seed=seed,
             labels=self.labels,
             bad=self.bad,
         )
+        left.ever_bad = list(self.ever_bad)
+        return left
 
     def read_file(self, name: str) -> bytes:
         """Return a file's visible content."""

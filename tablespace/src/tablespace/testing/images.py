@@ -138,6 +138,8 @@ class DiskState:
             self.pending.append(Unit("names", node, names=event.names))
         elif event.kind == "damage":
             self._damage(event)
+        elif event.kind == "heal":
+            self.bad.clear()
         elif event.kind == "spoil":
             self.bad.append(BadSectors(node, event.offset, event.ident, event.data.decode()))
         elif not self._ignored(event):
@@ -225,7 +227,9 @@ class DiskState:
                 else:
                     files[child] = bytes(changed.get(child, self.durable.get(child, b"")))
         bad = [each for each in self.bad if each.node in files]
-        return Disk(files, directories, seed=self.disk.seed, labels=labels, bad=bad)
+        left = Disk(files, directories, seed=self.disk.seed, labels=labels, bad=bad)
+        left.ever_bad = list(self.disk.ever_bad)
+        return left
 
 
 def _rename(names: dict[str, int], unit: Unit) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from tablespace.check import Report, check_directory
 from tablespace.errors import TablespaceError
-from tablespace.layout import Geometry, container_name
+from tablespace.layout import PAGE_BYTES, Geometry, container_name
 from tablespace.resize import CONTAINERS
 from tablespace.store import Store
+from tablespace.testing.directory import SimulatedDirectory
 from tablespace.testing.disk import Disk
 
 Value = bytes | None
@@ -233,6 +235,25 @@ class Recorder:
                 raise Breach(f"values stored into slots known to be bad: {sorted(known)}")
         return list(places)
 
+    def repair(self) -> Report:
+        """Close the store and repair the region; the next opening is the caller's.
+
+        Slots whose sectors are good again come back into use; damaged values are misses already.
+        """
+        self.call("close")
+        before = self._counted()
+        bad = {place for place in before if self._is_bad(place, PAGE_BYTES)}
+        self.moments.append(Moment(self.disk.clock, self.allowed, frozenset(bad)))
+        report = check_directory(
+            SimulatedDirectory(self.disk), repair=True, io_mode="buffered", io_engine="posix"
+        )
+        if set(report.restored) != before - bad or not bad <= set(report.quarantined):
+            raise Breach(
+                f"{sorted(before)} were quarantined, {sorted(bad)} are bad; a repair restored "
+                f"{report.restored}"
+            )
+        return report
+
     def begin_resize(self, geometry: Geometry, *, clean: bool = True) -> None:
         """End the store (by its death unless `clean`); the next opening is of another shape.
 
@@ -310,7 +331,7 @@ class Recorder:
             node = disk.find(f"{CONTAINERS}/{container_name(container)}")
             assert node is not None
             offset = slot * size_bytes
-            if all(each.overlap(node, offset, size_bytes) is None for each in disk.bad):
+            if all(each.overlap(node, offset, size_bytes) is None for each in disk.ever_bad):
                 raise Breach(f"slot {slot} of container {container} is good and out of use")
 
     def judge(self, values: dict[bytes, Value], allowed: Allowed) -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from tablespace.check import Report
 from tablespace.layout import Geometry
 from tablespace.testing.crash import open_simulated
 from tablespace.testing.disk import Disk
@@ -128,6 +129,20 @@ class Workload:
         """Make everything durable; slots of dropped values are tested."""
         return self.recorder.call("flush")
 
+    def repair(self, heal: bool = False) -> Report:
+        """Close, repair, open again.
+
+        Parameters
+        ----------
+        heal : bool
+            Whether all sectors become good first.
+        """
+        if heal:
+            self.disk.heal()
+        report = self.recorder.repair()
+        self.open()
+        return report
+
     def resize(self, geometry: Geometry, *, clean: bool = True) -> None:
         """Open the region in another shape; what lies in containers that stay is kept.
 
@@ -215,6 +230,7 @@ class Workload:
         if spoil:
             actions.append((0.1, lambda: self._spoil_one_of(keys, spoil)))
             actions.append((0.05, self.flush))
+            actions.append((0.03, lambda: self.repair(heal=self.chance.random() < 0.5)))
         weights = [weight for weight, _ in actions]
         for _ in range(count):
             self.chance.choices([action for _, action in actions], weights)[0]()
