@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import errno
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ from tablespace.snapshot import (
     stage_snapshot,
 )
 
+_KEY_MEMBER = re.compile(rb'"key":"((?:[0-9a-f]{2}){1,255})"')
+_PLACE_MEMBER = re.compile(rb'"at":\[(\d{1,8}),(\d{1,8})\]')
 RECOVER_MODES = ("strict", "salvage", "empty")
 _LEFTOVERS = (
     JOURNAL_NEW_NAME,
@@ -436,7 +439,21 @@ class _Loading:
             self.pass_over(problem)
             self.report.notes.append(f"{path}: skipped the record at byte {at}: {replay.problem}")
             replay.lenient = True
-            at = next_record(data, at)
+            end = next_record(data, at)
+            self.forget_named(replay.index, data[at:end])
+            at = end
+
+    def forget_named(self, index: KeyIndex, text: bytes) -> None:
+        """Take out what a damaged record still names: its key, and whatever lies in its place.
+
+        It may have deleted or overwritten the key.  One of the two names suffices to keep a value
+        that was deleted from coming back.
+        """
+        for key in _KEY_MEMBER.findall(text):
+            index.discard(bytes.fromhex(key.decode()))
+        for container, slot in _PLACE_MEMBER.findall(text):
+            if index.allocator.has_slot(int(container), int(slot)):
+                index.evict_owner(int(container), int(slot))
 
 
 def _without_filler(records: bytes) -> bytes:

@@ -54,6 +54,11 @@ class StoreStats:
     ``free + reserved + live + limbo + quarantined == capacity`` always.  A container that belongs
     to no pool counts as free slots of the smallest size, so with several slot sizes `capacity`
     changes as containers find their pools.  `slot_bytes` is the largest slot size.
+
+    `limbo` counts slots whose entry is gone but which cannot be used yet: a reader still holds
+    them, or their value failed and they wait for their test.  `quarantined` counts those that
+    failed it: out of use, also after reopening, until ``check(path, repair=True)`` finds them
+    good.
     """
 
     capacity: int

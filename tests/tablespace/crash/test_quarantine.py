@@ -12,9 +12,20 @@ from tablespace.io.read_batch import ReadBatch
 from tablespace.io.slot_test import Verdict
 from tablespace.layout import Geometry
 from tablespace.quarantine import PAUSE_COMMITS, Quarantine
-from tablespace.snapshot import capture_index
+from tablespace.recovery import new_index
+from tablespace.region import Region
+from tablespace.snapshot import SNAPSHOT_NAME, capture_index, encode_snapshot, load_snapshot
 from tablespace.store import Store
-from tablespace.testing import Breach, Fault, FaultPlan, Hunt, HuntReport, Workload
+from tablespace.testing import (
+    Breach,
+    Disk,
+    Fault,
+    FaultPlan,
+    Hunt,
+    HuntReport,
+    SimulatedDirectory,
+    Workload,
+)
 from tablespace.testing.bad_sectors import BAD_KINDS
 from tablespace.testing.crash import open_simulated
 from tablespace.testing.model import audit
@@ -241,6 +252,29 @@ def test_a_resize_forgets_the_bad_slots_of_containers_that_go(bad: int) -> None:
     assert report.images > 20
 
 
+def test_a_snapshot_carries_any_number_of_bad_slots_in_lines_of_bounded_length() -> None:
+    region = Region("0" * 32, Geometry(4096, 4096 * 6000, 2))
+    index = new_index(region)
+    index.allocator.assign_container(1, 0)
+    index.restore(b"key", 1, 5999, 1, 2, 3)
+    for slot in range(5000):
+        index.allocator.quarantine_slot(1, slot)
+    lines = list(encode_snapshot(capture_index(index, 3), region))
+    assert max(map(len, lines)) < 50_000 and len(lines) == 5
+    disk = Disk()
+    disk.write_file(SNAPSHOT_NAME, b"".join(lines))
+    again = new_index(region)
+    assert load_snapshot(SimulatedDirectory(disk), SNAPSHOT_NAME, region, again) == 3
+    assert again.allocator.quarantined_slots() == index.allocator.quarantined_slots()
+    # Another one of this region, with the second container gone: nothing of it counts.
+    smaller = Region(region.uuid, Geometry(4096, 4096 * 6000, 1))
+    index.discard(b"key")
+    disk.write_file(SNAPSHOT_NAME, b"".join(encode_snapshot(capture_index(index, 4), region)))
+    again = new_index(smaller)
+    assert load_snapshot(SimulatedDirectory(disk), SNAPSHOT_NAME, smaller, again) == 4
+    assert again.allocator.quarantined_slots() == []
+
+
 # Crashes.
 
 
@@ -276,7 +310,10 @@ def test_every_promise_holds_over_bad_sectors(shapes: list[Geometry], evict: boo
 def test_hunt_over_many_histories_of_bad_sectors(seed: int) -> None:
     shapes = ([GEOMETRY], POOLS)[seed % 2]
     workload = history(seed, shapes, evict=seed % 3 > 0, count=45)
-    hunt(workload, shapes[0], seed=seed, limit=24, nested_limit=4, nested_every=4, stride=1)
+    report = hunt(
+        workload, shapes[0], seed=seed, limit=24, nested_limit=4, nested_every=4, stride=1
+    )
+    assert report.images > 100
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -56,7 +56,7 @@ cdef class JournalReplay:
         Why `feed` stopped.
     """
 
-    cdef KeyIndex index
+    cdef readonly KeyIndex index
     cdef public uint64_t seq
     cdef public uint64_t place       # number of the record due at this place of this journal
     cdef public uint64_t group
@@ -172,6 +172,8 @@ cdef class JournalReplay:
         return True
 
     cdef bint restore(self, Record *record) except -1:
+        if not self.index.fits(record.container, record.slot, 0):
+            return self.outside(record)
         if (self.index.allocator.restore_slot(record.container, record.slot)
                 or self.lenient):
             return True

@@ -256,7 +256,8 @@ cdef class SlotAllocator:
 
     def is_quarantined(self, container, slot):
         """Say whether a slot is out of use."""
-        return pack_location(container, slot) in self.quarantined
+        return (self.has_slot(container, slot)
+                and pack_location(container, slot) in self.quarantined)
 
     def quarantine_slot(self, container, uint32_t slot):
         """Take a free slot out of use; return False when it is not free."""

@@ -1,6 +1,6 @@
 # cython: boundscheck=False
 # C arrays only, every index below the piece's length.
-"""Test a slot that failed: write a pattern over it, sync, read it back from the medium, compare."""
+"""Test a slot that failed: write a pattern over it, sync, read it back, compare."""
 
 import enum
 
@@ -36,7 +36,8 @@ cdef inline uint64_t mixed(uint64_t number) noexcept nogil:
     return number ^ (number >> 31)
 
 
-cdef void fill_pattern(uint64_t *words, uint64_t count, uint64_t seed, uint64_t first) noexcept nogil:
+cdef void fill_pattern(uint64_t *words, uint64_t count, uint64_t seed,
+                       uint64_t first) noexcept nogil:
     cdef uint64_t at
     for at in range(count):
         words[at] = mixed(seed + (first + at + 1) * <uint64_t>0x9E3779B97F4A7C15)
