@@ -133,8 +133,12 @@ def _read(
 ) -> tuple[list[Any], int]:
     """Read one window; return the values, None for damaged ones, and the bytes read."""
     batch = ReadBatch(index, devices, slot_bytes, True)
-    context = contexts.take()
     batch.start(keys, None)
+    try:
+        context = contexts.take()
+    except BaseException:
+        batch.finish()
+        raise
     try:
         batch.run(context)
     except BaseException:

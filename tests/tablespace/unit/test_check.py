@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tablespace.check import check_directory
 from tablespace.errors import BusyError, CorruptionError
 from tablespace.layout import Geometry
-from tablespace.testing import SimulatedDirectory, Workload
+from tablespace.testing import Fault, FaultPlan, SimulatedDirectory, Workload
 
 import tablespace
 
@@ -219,11 +221,20 @@ def test_quarantined_slots_are_tested_again_by_a_repair() -> None:
 
 
 def test_a_region_of_the_simulated_disk_can_be_checked() -> None:
-    from tablespace.check import check_directory
-
     workload = Workload(Geometry(4096, 16384, 2))
     workload.put(*KEYS[:5])
     workload.recorder.call("close")
     clock = workload.disk.clock
     report = check_directory(SimulatedDirectory(workload.disk), io_mode="buffered")
     assert report.ok and report.values == 5 and workload.disk.clock == clock
+
+
+def test_a_check_whose_io_queue_breaks_ends_in_an_error() -> None:
+    workload = Workload(Geometry(4096, 16384, 2))
+    workload.put(*KEYS[:5])
+    workload.recorder.call("close")
+    workload.disk.faults = FaultPlan(Fault("reap", 1, errno.EIO, persistent=True))
+    with pytest.raises(OSError, match="IO queue"):
+        check_directory(SimulatedDirectory(workload.disk), io_mode="buffered")
+    workload.disk.faults = None
+    assert check_directory(SimulatedDirectory(workload.disk), io_mode="buffered").ok
