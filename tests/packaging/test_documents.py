@@ -74,6 +74,8 @@ def test_format_names_every_op_and_member_of_the_engine() -> None:
         "drop",
         "claim",
         "release",
+        "quarantine",
+        "restore",
     }
     page = text_of("docs/format.md")
     assert len(ops) == codec.count("out.kind = RECORD_") - codec.count("out.kind = RECORD_NONE")

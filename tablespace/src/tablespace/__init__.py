@@ -12,6 +12,7 @@ b'value'
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.checksum import checksum64, key_hash
+from tablespace.check import Report, check
 from tablespace.errors import (
     BusyError,
     ClosedError,
@@ -54,10 +55,12 @@ __all__ = [
     "PoolStats",
     "ReadOnlyError",
     "RecoveryReport",
+    "Report",
     "Store",
     "StoreStats",
     "TablespaceError",
     "ValueTooLargeError",
+    "check",
     "checksum64",
     "classify",
     "format_size",

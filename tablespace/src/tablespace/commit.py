@@ -28,8 +28,10 @@ from tablespace.io.commit_group import (
 from tablespace.io.deadline import timeout_error
 from tablespace.io.device import Device, IoContext, keep_for_ever, os_error
 from tablespace.io.put_request import PutRequest
+from tablespace.io.slot_test import Verdict
 from tablespace.journal import Journal
-from tablespace.layout import MAX_GROUP_BLOCKS
+from tablespace.layout import MAX_GROUP_BLOCKS, ceil_div
+from tablespace.quarantine import TESTS_PER_TURN, Quarantine
 
 # Durably free slots kept while evicting, so that a full region needs no third sync: two groups'
 # worth, but never more than this share of the region.
@@ -102,6 +104,7 @@ class Committer:
         self._in_doubt = False
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
+        self.quarantine = Quarantine(index, devices)
         self.stuck: list[CommitGroup] = []
         self.held = HeldRecords()
         self._queue = CommitQueue(self._commit_batch, self._share_limit())
@@ -121,6 +124,12 @@ class Committer:
         """Requests share a commit up to a part of the region, so that small ones take turns."""
         fewest = self.allocator.container_count * self.allocator.fewest_slots()
         return min(MAX_GROUP_BLOCKS, fewest // 4)
+
+    def flush(self) -> None:
+        """Make the records of dropped values durable and test each slot that can be, once."""
+        self.run(DeleteRequest([]))
+        for _ in range(ceil_div(self.index.suspect_count, TESTS_PER_TURN)):
+            self.run(Barrier(self._try_suspects))
 
     def close(self, reason: str) -> None:
         """Refuse every later request, once those before are done and durable.
@@ -166,6 +175,9 @@ class Committer:
             first.action()
             return
         self.check_writable()
+        if not self.held.group:
+            # A test's own sync may fail without harm only while no other write waits for one.
+            self.quarantine.try_some(self.seq)
         if isinstance(first, DeleteRequest):
             self.settle()
             self._commit_delete(first)
@@ -204,6 +216,10 @@ class Committer:
         deferred = all(each.deferred for each in requests)
         if not deferred or self.held.is_full() or self._is_short(demand):
             self.settle()
+        if self.index.suspect_count and self._is_short(demand):
+            self.settle()
+            self._append_drops()
+            self.quarantine.try_suspects(self.seq, MAX_GROUP_BLOCKS)
         if self.evict:
             for pool, wanted in enumerate(demand):
                 if wanted:
@@ -274,6 +290,50 @@ class Committer:
             seq += 1
         return seq
 
+    def retest(self) -> list[tuple[int, int]]:
+        """Test every quarantined slot; those that pass are in use again, durably.
+
+        Returns
+        -------
+        list of (container, slot)
+            Those in use again.
+        """
+        restored: list[tuple[int, int]] = []
+        self.run(Barrier(lambda: restored.extend(self._retest())))
+        return restored
+
+    def _retest(self) -> list[tuple[int, int]]:
+        self.check_writable()
+        passed = [
+            (container, slot)
+            for container, slot in self.allocator.quarantined_slots()
+            if self.quarantine.try_one(container, slot, self.seq) is Verdict.GOOD
+        ]
+        writer, seq, group, drops = self._begin_group()
+        for at, (container, slot) in enumerate(passed):
+            writer.restore(seq + at, group, container, slot)
+        self._append(writer, seq + len(passed), drops)
+        for container, slot in passed:
+            self.allocator.restore_slot(container, slot)
+        self._in_doubt = False
+        return passed
+
+    def _is_short(self, demand: list[int]) -> bool:
+        """Say whether a group needs slots that held records freed, or that wait for a test."""
+        return any(wanted > self.allocator.room(pool) for pool, wanted in enumerate(demand))
+
+    def _try_suspects(self) -> None:
+        self.check_writable()
+        self.settle()
+        self.quarantine.try_suspects(self.seq, TESTS_PER_TURN)
+        self._append_drops()
+
+    def _append_drops(self) -> None:
+        """Append the records that wait for a group: of dropped values and failed slots."""
+        writer, seq, _, drops = self._begin_group()
+        self._append(writer, seq, drops)
+        self._in_doubt = False
+
     def _spare(self, pool: int) -> int:
         """Slots of a pool kept durably free, so that a full region needs no third sync."""
         share = self.allocator.pool_capacity(pool) // SPARE_SHARE
@@ -300,13 +360,17 @@ class Committer:
         came late would otherwise take the same container from each other in turns.
         """
         held = [containers for _, containers, _, _ in self.allocator.pool_stats()]
+        # A container with a bad slot would not be empty without its entries.
+        bad = self.index.containers_with_bad_slots()
+        for container in bad:
+            held[self.allocator.pool_of_container(container)] -= 1
         held[pool] = 0
         giver = held.index(max(held))
         fewest = min(
             (
                 (self.allocator.used_slots(container), container)
                 for container in range(self.allocator.container_count)
-                if self.allocator.pool_of_container(container) == giver
+                if self.allocator.pool_of_container(container) == giver and container not in bad
             ),
             default=(0, -1),
         )
@@ -340,23 +404,21 @@ class Committer:
             raise
         return riders
 
-    def _begin_group(
-        self, writer: LineWriter | None = None, group: int = 0
-    ) -> tuple[LineWriter, int, int, int]:
-        """Start a group's lines, or go on with those held, with the records of dropped values.
+    def _begin_group(self) -> tuple[LineWriter, int, int, int]:
+        """Start a group's lines with the records of dropped values and of slots out of use.
 
         Returns
         -------
         tuple
             (writer, next sequence number, number of the group, how many drops).
         """
-        writer = LineWriter() if writer is None else writer
-        first = self.seq + 1
-        group = group or first
+        writer = LineWriter()
+        group = self.seq + 1
         drops = list(self.dropped)
         for at, (key, container, slot) in enumerate(drops):
-            writer.free("drop", first + at, group, key, container, slot)
-        return writer, first + len(drops), group, len(drops)
+            writer.free("drop", group + at, group, key, container, slot)
+        seq = self.quarantine.encode(writer, group + len(drops), group)
+        return writer, seq, group, len(drops)
 
     def _append(self, writer: LineWriter, next_seq: int, drops: int) -> None:
         """Append the lines and make them durable; only then do they count."""
@@ -368,7 +430,9 @@ class Committer:
     def _advance(self, next_seq: int, drops: int) -> None:
         self.seq = next_seq - 1
         for _ in range(drops):
-            self.dropped.popleft()
+            _, container, slot = self.dropped.popleft()
+            self.index.confirm_drop(container, slot)
+        self.quarantine.settle()
 
     def _judge(self, stage: Stage, code: int, path: str) -> None:
         """Raise what a commit's end means.
@@ -416,10 +480,6 @@ class Committer:
 
     # Puts without a sync.
 
-    def _is_short(self, demand: list[int]) -> bool:
-        """Say whether a group needs the slots that held records freed."""
-        return any(wanted > self.allocator.room(pool) for pool, wanted in enumerate(demand))
-
     def _write_and_hold(
         self, group: CommitGroup, requests: list[PutRequest], victims: list[VictimList]
     ) -> None:
@@ -427,19 +487,21 @@ class Committer:
         held = self.held
         before = len(held.writer)
         try:
-            writer, seq, number, drops = self._begin_group(held.writer, held.group)
+            # Records of dropped values wait for an append: only then may their slots be tested.
+            seq = self.seq + 1
+            number = held.group or seq
             for each in victims:
-                seq = each.encode(writer, seq, number)
-            seq = first = self._encode_moves(writer, seq, number)
+                seq = each.encode(held.writer, seq, number)
+            seq = first = self._encode_moves(held.writer, seq, number)
             self._in_doubt = True
-            stage, code, seq = group.hold(self.context, writer, seq, number)
+            stage, code, seq = group.hold(self.context, held.writer, seq, number)
             if stage is Stage.QUEUE_BROKE:
                 self._keep_for_ever(group, requests)
             self._judge(stage, code, self.journal.path)
         except BaseException:
             held.writer.cut(before)
             raise
-        self._advance(seq, drops)
+        self.seq = seq - 1
         held.group = number
         held.containers |= group.touched()
         held.blocks += seq - first

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tablespace._core.key_index import KeyIndex
 from tablespace.compression import check_compression
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
@@ -50,6 +51,7 @@ from tablespace.resize import (
 )
 from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
 from tablespace.store import Store
+from tablespace.verification import verify_values
 
 logger = logging.getLogger("tablespace")
 DEFAULT_MAX_BYTES = "64G"
@@ -253,8 +255,9 @@ def open_directory(
             recovered.report.emptied = bool(notes)
         else:
             surplus = remove_surplus_containers(directory, region.geometry)
-            _open_containers(directory, region, choice, devices, recover_mode)
-            recovered = recover(directory, region, recover_mode)
+            open_containers(directory, region, choice, devices, recover_mode)
+            unchecked = None if verify else _value_check(directory, region, choice, devices)
+            recovered = recover(directory, region, recover_mode, unchecked)
             recovered.report.leftovers += surplus
             wanted = _fit(region, geometry, keep or Keep())
             if wanted != region.geometry:
@@ -284,6 +287,19 @@ def open_directory(
     store.announce()
     _tell(directory, region, choice, recovered.report)
     return store
+
+
+def _value_check(
+    directory: Directory, region: Region, choice: IoChoice, devices: list[Device]
+) -> Callable[[KeyIndex], int]:
+    """Return what takes damaged values out of an index, for stores whose reads do not verify."""
+
+    def drop_damaged(index: KeyIndex) -> int:
+        slot_bytes = region.geometry.slot_bytes
+        found = verify_values(index, directory, choice.engine, devices, slot_bytes)
+        return sum(index.discard(value.key) for value in found.damaged)
+
+    return drop_damaged
 
 
 def _fit(region: Region, geometry: Geometry, keep: Keep) -> Geometry:
@@ -348,7 +364,7 @@ def _read_or_begin(
             problem = error
         else:
             return region
-    if not _holds_records(directory):
+    if not holds_records(directory):
         return None
     problem = problem or CorruptionError(
         f"{directory.path}/{REGION_NAME}",
@@ -368,7 +384,7 @@ def _read_or_begin(
     return known
 
 
-def _holds_records(directory: Directory) -> bool:
+def holds_records(directory: Directory) -> bool:
     """Say whether a directory without a sound region.json was ever a region in use."""
     for name in (JOURNAL_NAME, JOURNAL_BACKUP_NAME, SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME):
         if not directory.exists(name):
@@ -477,7 +493,7 @@ def _allocate(device: Device, size_bytes: int, choice: IoChoice) -> None:
         device.truncate(size_bytes)
 
 
-def _open_containers(
+def open_containers(
     directory: Directory, region: Region, choice: IoChoice, devices: list[Device], mode: str
 ) -> None:
     shape = region.geometry

@@ -8,7 +8,9 @@ nothing.
 from __future__ import annotations
 
 import errno
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tablespace._core.journal_replay import JournalReplay, later_group_follows, next_record
@@ -39,6 +41,8 @@ from tablespace.snapshot import (
     stage_snapshot,
 )
 
+_KEY_MEMBER = re.compile(rb'"key":"((?:[0-9a-f]{2}){1,255})"')
+_PLACE_MEMBER = re.compile(rb'"at":\[(\d{1,8}),(\d{1,8})\]')
 RECOVER_MODES = ("strict", "salvage", "empty")
 _LEFTOVERS = (
     JOURNAL_NEW_NAME,
@@ -48,6 +52,23 @@ _LEFTOVERS = (
     "containers/trial.tmp",
     "region.json.new",
 )
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One place in a file that is not as it should be; nothing was acknowledged about it since.
+
+    Attributes
+    ----------
+    path : str
+    offset_bytes : int
+    expected, found : str
+    """
+
+    path: str
+    offset_bytes: int
+    expected: str
+    found: str
 
 
 @dataclass
@@ -70,6 +91,11 @@ class RecoveryReport:
         Temporary files of an interrupted writer that were removed.
     notes : list of str
         Whatever else was out of the ordinary.
+    damage : list of Damage
+        What was passed over: a snapshot for its .bak, or what recover="salvage" skipped.
+    unverified : int
+        Entries dropped because recover="salvage" found their values damaged; looked at only
+        with verify=False, since reads look otherwise.
     seconds : float
     """
 
@@ -82,6 +108,8 @@ class RecoveryReport:
     emptied: bool = False
     leftovers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    unverified: int = 0
     seconds: float = 0.0
 
 
@@ -96,8 +124,71 @@ class Recovered:
     snapshot_bytes: int
 
 
-def recover(directory: Directory, region: Region, mode: str) -> Recovered:
+@dataclass
+class Loaded:
+    """A region's index as its files tell it; nothing was written.
+
+    Attributes
+    ----------
+    seq : int
+        Number of the last record.
+    base_seq : int
+        Number of the first of `records`.
+    records : bytes
+        The sound records of the journals that were replayed.
+    sound_bytes : int or None
+        Length of the current journal up to its torn tail, where it alone was replayed.
+    """
+
+    index: KeyIndex
+    seq: int
+    report: RecoveryReport
+    base_seq: int
+    records: bytes
+    sound_bytes: int | None
+
+
+def load_index(
+    directory: Directory, region: Region, mode: str, report: RecoveryReport | None = None
+) -> Loaded:
+    """Load snapshot and journal without writing, locking or removing anything.
+
+    Parameters
+    ----------
+    mode : {"strict", "salvage"}
+    report : RecoveryReport, optional
+        Added to.
+
+    Raises
+    ------
+    CorruptionError
+        For damage under "strict"; under "salvage" it is in the report.
+    FormatVersionError
+    """
+    loaded = _Loading(directory, region, mode, report or RecoveryReport()).run()
+    loaded.report.entries = len(loaded.index)
+    return loaded
+
+
+def find_leftovers(directory: Directory) -> list[str]:
+    """Return the temporary files of an interrupted writer."""
+    return [name for name in _LEFTOVERS if directory.exists(name)]
+
+
+def recover(
+    directory: Directory,
+    region: Region,
+    mode: str,
+    verify: Callable[[KeyIndex], int] | None = None,
+) -> Recovered:
     """Recover the index of an existing region whose writer lock is held.
+
+    Parameters
+    ----------
+    verify : callable, optional
+        Called with the index when damage was passed over, before anything is written: takes out
+        the entries whose values are damaged and returns how many. For stores whose reads do not
+        verify: a slot may have been used again by a record that is lost.
 
     Raises
     ------
@@ -107,12 +198,14 @@ def recover(directory: Directory, region: Region, mode: str) -> Recovered:
     """
     started = time.perf_counter()
     report = RecoveryReport()
-    for name in _LEFTOVERS:
-        if directory.exists(name):
-            directory.unlink(name)
-            report.leftovers.append(name)
+    for name in find_leftovers(directory):
+        directory.unlink(name)
+        report.leftovers.append(name)
     try:
-        recovered = _Recovery(directory, region, mode, report).run()
+        loaded = load_index(directory, region, mode, report)
+        if verify is not None and report.damaged_lines:
+            report.unverified = verify(loaded.index)
+        recovered = _Rewriting(directory, region, loaded).run()
     except CorruptionError as error:
         if mode != "empty":
             raise
@@ -144,34 +237,28 @@ def _start_empty(directory: Directory, region: Region, report: RecoveryReport) -
     return Recovered(new_index(region), journal, 0, report, size)
 
 
-class _Recovery:
-    def __init__(
-        self, directory: Directory, region: Region, mode: str, report: RecoveryReport
-    ) -> None:
+class _Rewriting:
+    """Makes durable what was loaded."""
+
+    def __init__(self, directory: Directory, region: Region, loaded: Loaded) -> None:
         self.directory = directory
         self.region = region
-        self.lenient = mode == "salvage"
-        # Length of the current journal up to its torn tail, where it alone was replayed.
-        self.sound_bytes: int | None = None
-        self.report = report
+        self.loaded = loaded
+        self.sound_bytes = loaded.sound_bytes
+        self.report = loaded.report
 
     def run(self) -> Recovered:
-        index, seq = self.load_snapshot()
-        self.report.snapshot_entries = len(index)
-        replay = JournalReplay(index, seq)
-        replay.group = 0
-        records, base_seq = self.replay_journals(replay)
-        self.report.journal_records = replay.applied
+        index, seq = self.loaded.index, self.loaded.seq
         size = self.snapshot_size()
         if self.report.damaged_lines or self.report.source != SNAPSHOT_NAME:
             # A damaged snapshot or line is not to be met twice.
-            size = stage_snapshot(self.directory, self.region, capture_index(index, replay.seq))
+            size = stage_snapshot(self.directory, self.region, capture_index(index, seq))
             install_snapshot(self.directory, keep_old=self.report.source == SNAPSHOT_NAME)
         if self.report.damaged_lines:
-            journal = create_journal(self.directory, self.region, replay.seq + 1, keep_old=True)
+            journal = create_journal(self.directory, self.region, seq + 1, keep_old=True)
         else:
-            journal = self.rewrite_journal(base_seq, records)
-        return Recovered(index, journal, replay.seq, self.report, size)
+            journal = self.rewrite_journal(self.loaded.base_seq, self.loaded.records)
+        return Recovered(index, journal, seq, self.report, size)
 
     def rewrite_journal(self, base_seq: int, records: bytes) -> Journal:
         """Write all that was replayed, so that an older snapshot goes on telling everything too.
@@ -203,6 +290,34 @@ class _Recovery:
         finally:
             device.close()
 
+
+class _Loading:
+    """Reads snapshot and journals; decides what a bad line means."""
+
+    def __init__(
+        self, directory: Directory, region: Region, mode: str, report: RecoveryReport
+    ) -> None:
+        self.directory = directory
+        self.region = region
+        self.lenient = mode == "salvage"
+        self.sound_bytes: int | None = None
+        self.report = report
+
+    def run(self) -> Loaded:
+        index, seq = self.load_snapshot()
+        self.report.snapshot_entries = len(index)
+        replay = JournalReplay(index, seq)
+        replay.group = 0
+        records, base_seq = self.replay_journals(replay)
+        self.report.journal_records = replay.applied
+        return Loaded(index, replay.seq, self.report, base_seq, records, self.sound_bytes)
+
+    def pass_over(self, problem: CorruptionError) -> None:
+        """Note damage that salvage passes over."""
+        self.report.damage.append(
+            Damage(problem.path, problem.offset_bytes, problem.expected, problem.found)
+        )
+
     def load_snapshot(self) -> tuple[KeyIndex, int]:
         """Load the snapshot, or the one before it when it is missing or damaged."""
         first_problem: Exception | None = None
@@ -213,6 +328,10 @@ class _Recovery:
             except (CorruptionError, FileNotFoundError) as error:
                 first_problem = first_problem or error
                 self.report.notes.append(f"{name} not usable: {error}")
+                if isinstance(error, CorruptionError):
+                    self.pass_over(error)
+                elif name == SNAPSHOT_NAME:
+                    self.pass_over(self.missing(name, "a snapshot"))
                 continue
             self.report.source = name
             return index, seq
@@ -223,9 +342,10 @@ class _Recovery:
             return new_index(self.region), 0
         if isinstance(first_problem, CorruptionError):
             raise first_problem
-        raise CorruptionError(
-            f"{self.directory.path}/{SNAPSHOT_NAME}", 0, "a snapshot", "no such file"
-        )
+        raise self.missing(SNAPSHOT_NAME, "a snapshot")
+
+    def missing(self, name: str, expected: str) -> CorruptionError:
+        return CorruptionError(f"{self.directory.path}/{name}", 0, expected, "no such file")
 
     def read_journal(self, name: str) -> tuple[bytes, JournalHead, str] | None:
         """Return (data, head, path), or None where absent."""
@@ -243,17 +363,16 @@ class _Recovery:
         """Replay what the snapshot lacks; return the sound records and the first one's number."""
         try:
             current = self.read_journal(JOURNAL_NAME)
-        except CorruptionError:
+            if current is None:
+                # A rename puts every new journal in place, so no crash can leave none: it was
+                # removed, and what it held is not known.
+                raise self.missing(JOURNAL_NAME, "a journal")
+        except CorruptionError as error:
             if not self.lenient:
                 raise
             self.report.damaged_lines += 1
+            self.pass_over(error)
             current = None
-        if current is None and not self.lenient:
-            # A rename puts every new journal in place, so no crash can leave none: it was removed,
-            # and what it held is not known.
-            raise CorruptionError(
-                f"{self.directory.path}/{JOURNAL_NAME}", 0, "a journal", "no such file"
-            )
         older, first_seq = b"", replay.seq + 1
         if current is None or current[1].base_seq > replay.seq + 1:
             older = self.replay_backup(replay, current is not None)
@@ -275,10 +394,11 @@ class _Recovery:
         """
         try:
             backup = self.read_journal(JOURNAL_BACKUP_NAME)
-        except CorruptionError:
+        except CorruptionError as error:
             if not self.lenient:
                 raise
             self.report.damaged_lines += 1
+            self.pass_over(error)
             return b""
         if backup is None:
             return b""
@@ -286,11 +406,13 @@ class _Recovery:
         return self.replay_one(replay, data, head, path, last=not current_exists)
 
     def gap(self, replay: JournalReplay, base_seq: int, path: str) -> None:
+        problem = CorruptionError(
+            path, 0, f"records from {replay.seq + 1} on", f"records from {base_seq} on"
+        )
         if not self.lenient:
-            raise CorruptionError(
-                path, 0, f"records from {replay.seq + 1} on", f"records from {base_seq} on"
-            )
+            raise problem
         self.report.damaged_lines += 1
+        self.pass_over(problem)
         self.report.notes.append(f"records {replay.seq + 1} to {base_seq - 1} are missing")
         replay.seq = base_seq - 1
 
@@ -310,12 +432,28 @@ class _Recovery:
             if torn:
                 self.report.torn_bytes += len(data) - at
                 return _without_filler(data[start:at])
+            problem = CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
             if not self.lenient:
-                raise CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
+                raise problem
             self.report.damaged_lines += 1
+            self.pass_over(problem)
             self.report.notes.append(f"{path}: skipped the record at byte {at}: {replay.problem}")
             replay.lenient = True
-            at = next_record(data, at)
+            end = next_record(data, at)
+            self.forget_named(replay.index, data[at:end])
+            at = end
+
+    def forget_named(self, index: KeyIndex, text: bytes) -> None:
+        """Take out what a damaged record still names: its key, and whatever lies in its place.
+
+        It may have deleted or overwritten the key.  One of the two names suffices to keep a value
+        that was deleted from coming back.
+        """
+        for key in _KEY_MEMBER.findall(text):
+            index.discard(bytes.fromhex(key.decode()))
+        for container, slot in _PLACE_MEMBER.findall(text):
+            if index.allocator.has_slot(int(container), int(slot)):
+                index.evict_owner(int(container), int(slot))
 
 
 def _without_filler(records: bytes) -> bytes:

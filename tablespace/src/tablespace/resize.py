@@ -28,14 +28,19 @@ CONTAINERS = "containers"
 _CONTAINER_NAME = re.compile(r"(\d{4,})\.bin")
 
 
+def find_surplus_containers(directory: Directory, geometry: Geometry) -> list[str]:
+    """Return the names of container files beyond the geometry."""
+    names = [(name, _CONTAINER_NAME.fullmatch(name)) for name in directory.list(CONTAINERS)]
+    return [
+        name for name, match in names if match is not None and int(match[1]) >= geometry.containers
+    ]
+
+
 def remove_surplus_containers(directory: Directory, geometry: Geometry) -> list[str]:
     """Unlink container files beyond the geometry: what a crash in a resize leaves."""
-    surplus = []
-    for name in directory.list(CONTAINERS):
-        match = _CONTAINER_NAME.fullmatch(name)
-        if match is not None and int(match[1]) >= geometry.containers:
-            directory.unlink(f"{CONTAINERS}/{name}")
-            surplus.append(name)
+    surplus = find_surplus_containers(directory, geometry)
+    for name in surplus:
+        directory.unlink(f"{CONTAINERS}/{name}")
     if surplus:
         directory.sync(CONTAINERS)
     return surplus
@@ -48,6 +53,9 @@ def evict_containers_from(index: KeyIndex, first: int) -> int:
         entry = index.get(key)
         if entry is not None and entry[0] >= first:
             evicted += index.discard(key)
+    for container, slot in index.allocator.quarantined_slots():
+        if container >= first:
+            index.allocator.restore_slot(container, slot)
     return evicted
 
 

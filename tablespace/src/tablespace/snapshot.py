@@ -15,6 +15,7 @@ from tablespace._core.snapshot_codec import (
     encode_pools,
     load_chunk,
     load_pools,
+    load_quarantine,
 )
 from tablespace.errors import CorruptionError
 from tablespace.header_line import Count, Line, decode_line
@@ -45,6 +46,15 @@ class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
     chunks: Count
     pools: str
     line: str
+    quarantined: Count = 0
+
+
+class _QuarantineLine(msgspec.Struct, forbid_unknown_fields=True):
+    quarantine: Count
+    of: Count
+    n: Count
+    at: str
+    line: str
 
 
 class _EndLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,12 +75,16 @@ class SnapshotSource:
 
     capture: IndexCapture
     pools: bytes
+    quarantined: list[tuple[int, int]]
     seq: int
 
 
 def capture_index(index: KeyIndex, seq: int) -> SnapshotSource:
     """Take the index as it is now, up to record `seq`; quick, so that commits can go on."""
-    return SnapshotSource(IndexCapture(index), encode_pools(index.allocator), seq)
+    allocator = index.allocator
+    return SnapshotSource(
+        IndexCapture(index), encode_pools(allocator), allocator.quarantined_slots(), seq
+    )
 
 
 def encode_snapshot(source: SnapshotSource, region: Region) -> Iterator[bytes]:
@@ -81,9 +95,25 @@ def encode_snapshot(source: SnapshotSource, region: Region) -> Iterator[bytes]:
         + region.members()
         + b',"seq":%d,"count":%d,"chunks":%d,"pools":"%s"'
         % (source.seq, count, ceil_div(count, CHUNK_ENTRIES), source.pools)
+        + (b',"quarantined":%d' % len(source.quarantined) if source.quarantined else b"")
     )
+    yield from _encode_quarantine(source)
     yield from encode_chunks(source.capture, source.seq)
     yield seal(b'{"end":%d,"count":%d' % (source.seq, count))
+
+
+def _encode_quarantine(source: SnapshotSource) -> Iterator[bytes]:
+    for start in range(0, len(source.quarantined), CHUNK_ENTRIES):
+        part = source.quarantined[start : start + CHUNK_ENTRIES]
+        yield seal(
+            b'{"quarantine":%d,"of":%d,"n":%d,"at":"%s"'
+            % (
+                start // CHUNK_ENTRIES,
+                source.seq,
+                len(part),
+                b"".join(b"%06x%06x" % place for place in part),
+            )
+        )
 
 
 def stage_snapshot(directory: Directory, region: Region, source: SnapshotSource) -> int:
@@ -182,6 +212,7 @@ class _Loader:
             raise self.damaged("the region's geometry", line[:200].decode(errors="replace"))
         self.at += len(line) + 1
         self.load_pools(header)
+        self.load_quarantine(header)
         for chunk in range(header.chunks):
             line = self.next_line(f"chunk {chunk}")
             self.load_chunk(line, chunk, header.seq)
@@ -216,6 +247,25 @@ class _Loader:
         problem = load_chunk(self.index, head.n, columns)
         if problem is not None:
             raise self.damaged(f"chunk {chunk} of snapshot {seq}", problem)
+
+    def load_quarantine(self, header: _HeaderLine) -> None:
+        """Take slots out of use, but for those of containers that the region has no more."""
+        for number in range(ceil_div(header.quarantined, CHUNK_ENTRIES)):
+            line = self.next_line(f"quarantine line {number}")
+            found = self.decode(line, _QuarantineLine)
+            left = header.quarantined - number * CHUNK_ENTRIES
+            if (found.quarantine, found.of, found.n) != (
+                number,
+                header.seq,
+                min(CHUNK_ENTRIES, left),
+            ):
+                raise self.damaged(
+                    f"quarantine line {number} of snapshot {header.seq}", repr(line[:60])
+                )
+            problem = load_quarantine(self.index.allocator, found.n, found.at)
+            if problem is not None:
+                raise self.damaged(f"quarantine line {number}", problem)
+            self.at += len(line) + 1
 
     def load_pools(self, header: _HeaderLine) -> None:
         """Assign the containers; the pools are numbered as the snapshot's slot sizes stand."""

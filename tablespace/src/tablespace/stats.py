@@ -60,6 +60,10 @@ class StoreStats:
 
     `held_...` are puts of durability "none", written and not durable yet; `queue_...` those of
     "interval" that wait, and `queue_dropped` those that could not be stored after all.
+    `limbo` counts slots whose entry is gone but which cannot be used yet: a reader still holds
+    them, or their value failed and they wait for their test.  `quarantined` counts those that
+    failed it: out of use, also after reopening, until ``check(path, repair=True)`` finds them
+    good.
     """
 
     capacity: int

@@ -454,7 +454,7 @@ class Store(AsyncCalls):
         return out, suspects
 
     def _drop(self, key: bytes, seq: int) -> None:
-        """Forget a damaged value; its record follows in the next commit, its slot rests."""
+        """Forget a damaged value; its record follows in the next commit, its slot is tested."""
         with self._counting:
             self._counts.corrupt += 1
         where = self._index.drop_corrupt(key, seq)
@@ -462,7 +462,7 @@ class Store(AsyncCalls):
             self._committer.dropped.append((key, *where))
             logger.warning(
                 "%s: the value of key %s failed its checksum or could not be read; dropped, slot "
-                "%d of container %d taken out of use",
+                "%d of container %d is to be tested",
                 self._directory.path,
                 key.hex(),
                 where[1],
@@ -637,7 +637,8 @@ class Store(AsyncCalls):
         """Make everything durable that is not yet.
 
         That is every put with durability "interval" or "none" that returned before this call
-        began, and records of dropped values. Other puts, and deletes, are durable on return.
+        began, and records of dropped values, whose slots are tested, unless a reader still holds
+        them. Other puts, and deletes, are durable on return.
 
         Raises
         ------
@@ -651,7 +652,7 @@ class Store(AsyncCalls):
         """
         self._check_open()
         self._queue.step()
-        self._committer.run(DeleteRequest([]))
+        self._committer.flush()
         self._queue.report()
 
     def snapshot(self) -> None:
@@ -682,7 +683,7 @@ class Store(AsyncCalls):
             self._queue.close(self._closed)
             self._compactor.wait()
             if self._committer.failed is None:
-                self._committer.run(DeleteRequest([]))
+                self._committer.flush()
                 self._compactor.compact()
         except (OSError, TablespaceError) as error:
             # The journal holds everything durable, so the next open only takes longer.

@@ -15,7 +15,12 @@ from tablespace.errors import TablespaceError
 from tablespace.journal import JOURNAL_NAME, decode_header
 from tablespace.recovery import new_index
 from tablespace.region import REGION_NAME, Region, decode_region
-from tablespace.snapshot import SNAPSHOT_NAME, load_snapshot
+from tablespace.snapshot import (
+    SNAPSHOT_NAME,
+    capture_index,
+    encode_snapshot,
+    load_snapshot,
+)
 from tablespace.testing import Disk, SimulatedDirectory
 
 GOLDEN = Path(__file__).parent.parent / "format" / "golden" / "v1" / "region"
@@ -99,6 +104,9 @@ def again(record: dict[str, object]) -> bytes:
         writer.release(record["seq"], record["grp"], record["container"])
         return writer.getvalue()[:-1]
     place = (record["container"], record["slot"])
+    if record["op"] in ("quarantine", "restore"):
+        getattr(writer, str(record["op"]))(record["seq"], record["grp"], *place)
+        return writer.getvalue()[:-1]
     if record["op"] == "put":
         writer.put(
             record["seq"],
@@ -135,7 +143,9 @@ def try_journal(data: bytes) -> None:
             later_group_follows(data, at, replay.seq)
             at = next_record(data, at)
             steps += 1
-        used = index.allocator.popcount()
+        out_of_use = len(index.allocator.quarantined_slots())
+        assert out_of_use == index.allocator.quarantined_count
+        used = index.allocator.popcount() - out_of_use
         assert used == index.live_count == len(index.keys())
 
 
@@ -146,11 +156,37 @@ def try_region(data: bytes) -> None:
     typed(decode)
 
 
+def bad_slot_records() -> bytes:
+    """Return records in which slots go out of use and one comes back."""
+    writer = LineWriter()
+    size = REGION.geometry.slot_sizes[0]
+    writer.claim(1, 1, 0, size)
+    writer.put(2, 1, b"key", 0, 1, 10, 7)
+    writer.free("drop", 3, 3, b"key", 0, 1)
+    writer.quarantine(4, 4, 0, 1)
+    writer.quarantine(5, 4, 0, 2)
+    writer.restore(6, 6, 0, 1)
+    writer.put(7, 7, b"key", 0, 1, 10, 7)
+    return writer.getvalue()
+
+
+def snapshot_with_bad_slots() -> bytes:
+    index = new_index(REGION)
+    index.allocator.assign_container(0, 0)
+    index.restore(b"key", 0, 2, 10, 7, 1)
+    for slot in (0, 1, 3):
+        index.allocator.quarantine_slot(0, slot)
+    source = capture_index(index, 9)
+    return b"".join(encode_snapshot(source, REGION))
+
+
 DECODERS: dict[str, tuple[Callable[[bytes], None], bytes]] = {
     "line": (try_line, RECORDS),
     "journal": (try_journal, JOURNAL),
     "records": (try_journal, RECORDS),
     "snapshot": (try_snapshot, SNAPSHOT),
+    "bad slots": (try_journal, bad_slot_records()),
+    "snapshot of bad slots": (try_snapshot, snapshot_with_bad_slots()),
     "region": (try_region, IDENTITY.rstrip(b" \n")),
 }
 

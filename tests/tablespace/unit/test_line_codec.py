@@ -13,6 +13,8 @@ def lines() -> list[bytes]:
     writer.free("evict", 9, 9, b"a", 1, 2)
     writer.free("delete", 10, 9, b"b", 1, 2)
     writer.free("drop", 2**63 - 1, 9, b"c", 2**24 - 1, 2**24 - 1)
+    writer.quarantine(11, 11, 3, 2**24 - 1)
+    writer.restore(12, 11, 0, 0)
     return writer.getvalue().splitlines()
 
 
@@ -29,15 +31,18 @@ def test_a_line_is_json_and_says_what_was_written() -> None:
 
 def test_every_kind_of_line_is_read_back() -> None:
     parsed = [line_codec.parse(line) for line in lines()]
-    assert [record["op"] for record in parsed] == ["put", "put", "evict", "delete", "drop"]
+    kinds = ["put", "put", "evict", "delete", "drop", "quarantine", "restore"]
+    assert [record["op"] for record in parsed] == kinds
     assert parsed[0]["metadata"] == b"meta"
     assert parsed[1]["key"] == b"k" * 255
     assert parsed[1]["check"] == 2**64 - 1
     assert parsed[4]["seq"] == 2**63 - 1
     assert (parsed[4]["container"], parsed[4]["slot"]) == (2**24 - 1, 2**24 - 1)
+    assert (parsed[5]["container"], parsed[5]["slot"]) == (3, 2**24 - 1)
+    assert json.loads(lines()[6])["at"] == [0, 0]
 
 
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", range(7))
 def test_any_changed_byte_is_noticed(which: int) -> None:
     line = lines()[which]
     for at in range(len(line)):

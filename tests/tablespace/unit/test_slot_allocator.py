@@ -61,6 +61,25 @@ def test_an_empty_container_goes_to_the_pool_that_needs_it() -> None:
     assert allocator.fresh == [(0, -1, 0), (0, 0, 1)]
 
 
+def test_a_quarantined_slot_is_neither_free_nor_usable() -> None:
+    allocator = make(1, SMALL, LARGE)
+    (place,) = allocator.reserve_slots(1, pool=0)
+    allocator.release_slot(*place)
+    assert allocator.quarantine_slot(0, 5) and not allocator.quarantine_slot(0, 5)
+    assert allocator.quarantined_slots() == [(0, 5)]
+    assert (allocator.free_count, allocator.quarantined_count) == (15, 1)
+    assert allocator.pool_capacity(0) == 15
+    # Its container is not empty, so no other pool gets it.
+    assert allocator.room(1) == 0 and not allocator.has_empty(1)
+    assert not allocator.assign_container(0, 1)
+    assert len(allocator.reserve_slots(16, pool=0)) == 15
+    assert allocator.restore_slot(0, 5) and not allocator.restore_slot(0, 5)
+    assert allocator.reserve_slots(2, pool=0) == [(0, 5)]
+    assert not allocator.is_quarantined(0, 1 << 24)
+    with pytest.raises(IndexError):
+        allocator.quarantine_slot(0, 16)
+
+
 def test_containers_taken_for_a_group_that_failed_go_back() -> None:
     allocator = make(2, SMALL, LARGE)
     allocator.reserve_slots(1, pool=0)

@@ -1,6 +1,7 @@
 from tablespace._core.key_index import KeyIndex
 
 class JournalReplay:
+    index: KeyIndex
     seq: int
     place: int
     group: int

@@ -11,7 +11,9 @@ from tablespace._core.key_index cimport KeyIndex
 from tablespace._core.line_codec cimport (
     RECORD_CLAIM,
     RECORD_PUT,
+    RECORD_QUARANTINE,
     RECORD_RELEASE,
+    RECORD_RESTORE,
     Record,
     line_is_whole,
     parse_record,
@@ -54,7 +56,7 @@ cdef class JournalReplay:
         Why `feed` stopped.
     """
 
-    cdef KeyIndex index
+    cdef readonly KeyIndex index
     cdef public uint64_t seq
     cdef public uint64_t place       # number of the record due at this place of this journal
     cdef public uint64_t group
@@ -118,6 +120,12 @@ cdef class JournalReplay:
         elif record.kind == RECORD_CLAIM or record.kind == RECORD_RELEASE:
             if not self.move(record):
                 return False
+        elif record.kind == RECORD_QUARANTINE:
+            if not self.quarantine(record):
+                return False
+        elif record.kind == RECORD_RESTORE:
+            if not self.restore(record):
+                return False
         else:
             found = self.index.find(record.key, record.key_length,
                                     hash_key(record.key, record.key_length))
@@ -144,10 +152,34 @@ cdef class JournalReplay:
                 self.problem = (f"record {record.seq} stores into slot {record.slot} of "
                                 f"container {record.container}, which is taken")
                 return False
-            # The highest sequence number owns a slot.
+            # The highest sequence number owns a slot, also where its return to use is lost.
+            self.index.allocator.restore_slot(record.container, record.slot)
             self.index.evict_owner(record.container, record.slot)
             self.store(record)
         return True
+
+    cdef bint quarantine(self, Record *record) except -1:
+        if not self.index.fits(record.container, record.slot, 0):
+            return self.outside(record)
+        if self.index.allocator.quarantine_slot(record.container, record.slot):
+            return True
+        if not self.lenient:
+            self.problem = (f"record {record.seq} quarantines slot {record.slot} of container "
+                            f"{record.container}, which is not free")
+            return False
+        if self.index.evict_owner(record.container, record.slot):
+            self.index.allocator.quarantine_slot(record.container, record.slot)
+        return True
+
+    cdef bint restore(self, Record *record) except -1:
+        if not self.index.fits(record.container, record.slot, 0):
+            return self.outside(record)
+        if (self.index.allocator.restore_slot(record.container, record.slot)
+                or self.lenient):
+            return True
+        self.problem = (f"record {record.seq} restores slot {record.slot} of container "
+                        f"{record.container}, which is not quarantined")
+        return False
 
     cdef bint move(self, Record *record) except -1:
         """Apply a claim or a release."""

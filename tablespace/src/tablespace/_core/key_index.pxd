@@ -5,8 +5,10 @@ from tablespace._core.slot_allocator cimport MAX_POOLS, SlotAllocator
 cdef enum:
     ENTRY_LIVE = 1        # in the table and in the recency list
     ENTRY_RELEASED = 2    # gone, its record durable: the slot is free once nobody pins it
-    ENTRY_SUSPECT = 8     # its bytes failed their checksum: the slot goes out of use
-    ENTRY_COMPRESSED = 16 # 4 bytes behind its name are the value's length; `length` is stored
+    ENTRY_SUSPECT = 8     # its bytes failed their checksum: the slot waits for a test
+    ENTRY_DROPPED = 16    # the record that drops the suspect is durable
+    ENTRY_BAD = 32        # its slot failed the test; the record of that is not durable
+    ENTRY_COMPRESSED = 64 # 4 bytes behind its name are the value's length; `length` is stored
     ENTRY_EVICTING = 4    # chosen as a victim; still readable until the record is durable
 
 cdef struct Entry:
@@ -28,7 +30,8 @@ cdef uint32_t raw_length(const Entry *entry) noexcept nogil
 
 cdef class KeyIndex:
     cdef readonly uint32_t live_count
-    cdef readonly uint32_t limbo_count     # gone from the table, still pinned or held
+    cdef readonly uint32_t limbo_count     # gone from the table, still pinned, held or suspect
+    cdef dict suspects             # location -> id of the entry that lay there and failed
     cdef readonly SlotAllocator allocator
     cdef Entry **chunks            # owned: chunks of CHUNK_ENTRIES entries, never moved
     cdef uint32_t chunk_count
@@ -75,6 +78,7 @@ cdef class KeyIndex:
                         size_t metadata_length, uint64_t hash, uint64_t location, uint32_t length,
                         uint64_t check, uint64_t seq, uint32_t raw=*) except -1
     cdef void remove(self, uint32_t id, bint suspect=*) noexcept
+    cdef int64_t suspect_at(self, object container, object slot) except -2
     cdef bint fits(self, uint32_t container, uint32_t slot, uint64_t length,
                    uint32_t raw=*) noexcept nogil
     cdef bint restore_entry(self, const uint8_t *key, size_t key_length, const uint8_t *metadata,

@@ -93,6 +93,7 @@ cdef class KeyIndex:
 
     def __cinit__(self, SlotAllocator allocator not None):
         self.allocator = allocator
+        self.suspects = {}
         cdef uint32_t pool
         self.free_entry = NO_ENTRY
         for pool in range(MAX_POOLS):
@@ -444,8 +445,8 @@ cdef class KeyIndex:
     cdef void remove(self, uint32_t id, bint suspect=False) noexcept:
         """Take a live entry out; its slot is free once nobody pins it.
 
-        The record that frees the slot must be durable, unless the slot is `suspect`: then it goes
-        out of use instead.
+        The record that frees the slot must be durable, unless the slot is `suspect`: then entry
+        and slot stay until `acquit` or `condemn`.
         """
         cdef Entry *entry = self.entry(id)
         if self.events is not None:
@@ -455,20 +456,18 @@ cdef class KeyIndex:
         self.live_count -= 1
         entry.flags = (ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
                        | (entry.flags & ENTRY_COMPRESSED))
-        if entry.location & PIN_MASK:
+        if suspect or entry.location & PIN_MASK:
             self.limbo_count += 1
         else:
             self.end(id)
 
     cdef void end(self, uint32_t id) noexcept:
         """Give an unpinned, removed entry's slot and memory back."""
-        cdef Entry *entry = self.entry(id)
-        if entry.flags & ENTRY_SUSPECT:
-            self.allocator.quarantined_count += 1
-        elif self.holding:
-            self.hold_slot(entry.location)
+        cdef uint64_t location = self.entry(id).location
+        if self.holding:
+            self.hold_slot(location)
         else:
-            self.allocator.release(entry.location)
+            self.allocator.release(location)
         self.give_back(id)
 
     cdef void hold_slot(self, uint64_t location) noexcept:
@@ -516,7 +515,8 @@ cdef class KeyIndex:
     cdef void unpin(self, uint32_t id) noexcept:
         cdef Entry *entry = self.entry(id)
         entry.location -= 1
-        if entry.flags & ENTRY_RELEASED and entry.location & PIN_MASK == 0:
+        if (entry.flags & ENTRY_RELEASED and entry.location & PIN_MASK == 0
+                and not entry.flags & ENTRY_SUSPECT):
             self.limbo_count -= 1
             self.end(id)
 
@@ -763,7 +763,7 @@ cdef class KeyIndex:
         return True
 
     def drop_corrupt(self, key, seq):
-        """Remove a key whose value failed its checksum and take its slot out of use.
+        """Remove a key whose value failed its checksum; its slot waits for a test.
 
         Returns
         -------
@@ -778,8 +778,85 @@ cdef class KeyIndex:
         if entry.seq != seq:
             return None
         where = (location_container(entry.location), location_slot(entry.location))
+        self.suspects[entry.location & ~PIN_MASK] = id
         self.remove(<uint32_t>id, True)
         return where
+
+    # Suspects: entries that are gone, whose slots are to be tested before they are used again.
+
+    cdef int64_t suspect_at(self, object container, object slot) except -2:
+        found = self.suspects.get(pack_location(container, slot))
+        return -1 if found is None else found
+
+    @property
+    def suspect_count(self):
+        """Slots that wait for a test or for the record of its result."""
+        return len(self.suspects)
+
+    def confirm_drop(self, container, slot):
+        """The record that drops a suspect is durable: its slot may be tested."""
+        cdef int64_t id = self.suspect_at(container, slot)
+        if id >= 0:
+            self.entry(<uint32_t>id).flags |= ENTRY_DROPPED
+
+    def testable_suspects(self, limit):
+        """Return (container, slot) of up to `limit` slots that may be written over now.
+
+        The record that dropped each is durable, nobody reads there, and it was not tested yet.
+        """
+        cdef list out = []
+        cdef Entry *entry
+        for location, id in list(self.suspects.items()):
+            if len(out) >= limit:
+                break
+            entry = self.entry(<uint32_t>id)
+            if (entry.flags & ENTRY_DROPPED and not entry.flags & ENTRY_BAD
+                    and entry.location & PIN_MASK == 0):
+                out.append((location_container(location), location_slot(location)))
+        return out
+
+    def postpone(self, container, slot):
+        """Put a suspect behind the others: its test gave no answer."""
+        location = pack_location(container, slot)
+        id = self.suspects.pop(location, None)
+        if id is not None:
+            self.suspects[location] = id
+
+    def acquit(self, container, slot):
+        """A suspect's slot passed its test: it is free."""
+        cdef int64_t id = self.suspect_at(container, slot)
+        if id >= 0:
+            del self.suspects[pack_location(container, slot)]
+            self.limbo_count -= 1
+            self.end(<uint32_t>id)
+
+    def convict(self, container, slot):
+        """A suspect's slot failed its test; the record of that is to be written."""
+        cdef int64_t id = self.suspect_at(container, slot)
+        if id >= 0:
+            self.entry(<uint32_t>id).flags |= ENTRY_BAD
+
+    def convicted(self):
+        """Return (container, slot) of the slots that failed, whose records are not durable."""
+        cdef list out = []
+        for location, id in list(self.suspects.items()):
+            if self.entry(<uint32_t>id).flags & ENTRY_BAD:
+                out.append((location_container(location), location_slot(location)))
+        return out
+
+    def condemn(self, container, slot):
+        """The record of a failed test is durable: the slot is out of use."""
+        cdef int64_t id = self.suspect_at(container, slot)
+        if id >= 0:
+            self.allocator.quarantine(pack_location(container, slot))
+            del self.suspects[pack_location(container, slot)]
+            self.limbo_count -= 1
+            self.give_back(<uint32_t>id)
+
+    def containers_with_bad_slots(self):
+        """Return the containers that have slots out of use or waiting for a test, as a set."""
+        return {location_container(each)
+                for each in (*self.suspects, *self.allocator.quarantined)}
 
     def memory_bytes(self):
         """Return the bytes of C memory held."""

@@ -9,6 +9,8 @@ cdef enum RecordKind:
     RECORD_DROP = 4
     RECORD_CLAIM = 5
     RECORD_RELEASE = 6
+    RECORD_QUARANTINE = 7
+    RECORD_RESTORE = 8
 
 
 cdef struct Record:
@@ -40,6 +42,8 @@ cdef class LineWriter:
                       uint32_t raw=*) noexcept nogil
     cdef int pool_line(self, RecordKind kind, uint64_t seq, uint64_t group, uint32_t container,
                        uint32_t slot_bytes) noexcept nogil
+    cdef int slot_line(self, RecordKind kind, uint64_t seq, uint64_t group, uint32_t container,
+                       uint32_t slot) noexcept nogil
     cdef int free_line(self, RecordKind kind, uint64_t seq, uint64_t group, const uint8_t *key,
                        size_t key_length, uint32_t container, uint32_t slot) noexcept nogil
 

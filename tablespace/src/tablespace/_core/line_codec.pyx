@@ -184,6 +184,39 @@ cdef class LineWriter:
         self.used += seal_line(start, out - start)
         return 0
 
+    cdef int slot_line(self, RecordKind kind, uint64_t seq, uint64_t group, uint32_t container,
+                       uint32_t slot) noexcept nogil:
+        cdef char *start
+        cdef char *out
+        if self.room(LONGEST_LINE) < 0:
+            return -ENOMEM
+        start = self.data + self.used
+        out = start
+        out += write_text(out, b'{"seq":', 7)
+        out += write_number(out, seq)
+        out += write_text(out, b',"grp":', 7)
+        out += write_number(out, group)
+        if kind == RECORD_QUARANTINE:
+            out += write_text(out, b',"op":"quarantine","at":[', 25)
+        else:
+            out += write_text(out, b',"op":"restore","at":[', 22)
+        out += write_number(out, container)
+        out += write_text(out, b',', 1)
+        out += write_number(out, slot)
+        out += write_text(out, b']', 1)
+        self.used += seal_line(start, out - start)
+        return 0
+
+    def quarantine(self, seq, group, container, slot):
+        """Append the record of a slot that failed its test: out of use."""
+        if self.slot_line(RECORD_QUARANTINE, seq, group, container, slot) < 0:
+            raise MemoryError()
+
+    def restore(self, seq, group, container, slot):
+        """Append the record of a quarantined slot that passed a later test: free."""
+        if self.slot_line(RECORD_RESTORE, seq, group, container, slot) < 0:
+            raise MemoryError()
+
     def claim(self, seq, group, container, slot_bytes):
         """Append the record of a container that a pool takes."""
         if self.pool_line(RECORD_CLAIM, seq, group, container, slot_bytes) < 0:
@@ -314,6 +347,19 @@ cdef bint parse_pool_record(Cursor *cursor, Record *out) noexcept nogil:
     return cursor.at == cursor.end
 
 
+cdef bint parse_place(Cursor *cursor, Record *out) noexcept nogil:
+    """Parse a member "at"."""
+    cdef uint64_t number
+    if not (skip(cursor, b',"at":[', 7) and read_number(cursor, 0xFFFFFFFF, &number)):
+        return False
+    out.container = <uint32_t>number
+    if not (skip(cursor, b',', 1) and read_number(cursor, 0xFFFFFFFF, &number)
+            and skip(cursor, b']', 1)):
+        return False
+    out.slot = <uint32_t>number
+    return True
+
+
 cdef bint parse_record(const char *line, size_t length, Record *out) noexcept nogil:
     """Parse a whole line of the exact layout above; False when it is any other text."""
     cdef Cursor cursor
@@ -345,19 +391,21 @@ cdef bint parse_record(const char *line, size_t length, Record *out) noexcept no
         out.kind = RECORD_CLAIM
     elif skip(&cursor, b'release"', 8):
         out.kind = RECORD_RELEASE
+    elif skip(&cursor, b'quarantine"', 11):
+        out.kind = RECORD_QUARANTINE
+    elif skip(&cursor, b'restore"', 8):
+        out.kind = RECORD_RESTORE
     else:
         return False
+    if out.kind == RECORD_QUARANTINE or out.kind == RECORD_RESTORE:
+        out.key_length = 0
+        return parse_place(&cursor, out) and cursor.at == cursor.end
     if out.kind == RECORD_CLAIM or out.kind == RECORD_RELEASE:
         return parse_pool_record(&cursor, out)
     if not (skip(&cursor, b',"key":"', 8) and read_hex(&cursor, out.key, 255, &out.key_length)):
         return False
-    if not (skip(&cursor, b',"at":[', 7) and read_number(&cursor, 0xFFFFFFFF, &number)):
+    if not parse_place(&cursor, out):
         return False
-    out.container = <uint32_t>number
-    if not (skip(&cursor, b',', 1) and read_number(&cursor, 0xFFFFFFFF, &number)
-            and skip(&cursor, b']', 1)):
-        return False
-    out.slot = <uint32_t>number
     if out.kind == RECORD_PUT:
         if not (skip(&cursor, b',"len":', 7) and read_number(&cursor, 0xFFFFFFFF, &number)):
             return False
@@ -394,13 +442,17 @@ def parse(bytes line not None):
     if not line_is_whole(data, length) or not parse_record(data, length, &record):
         return None
     names = {RECORD_PUT: "put", RECORD_EVICT: "evict", RECORD_DELETE: "delete",
-             RECORD_DROP: "drop", RECORD_CLAIM: "claim", RECORD_RELEASE: "release"}
+             RECORD_DROP: "drop", RECORD_CLAIM: "claim", RECORD_RELEASE: "release",
+             RECORD_QUARANTINE: "quarantine", RECORD_RESTORE: "restore"}
     if record.kind == RECORD_CLAIM or record.kind == RECORD_RELEASE:
         out = {"op": names[record.kind], "seq": record.seq, "grp": record.group,
                "container": record.container}
         if record.kind == RECORD_CLAIM:
             out["slot_bytes"] = record.length
         return out
+    if record.kind == RECORD_QUARANTINE or record.kind == RECORD_RESTORE:
+        return {"op": names[record.kind], "seq": record.seq, "grp": record.group,
+                "container": record.container, "slot": record.slot}
     out = {
         "op": names[record.kind], "seq": record.seq, "grp": record.group,
         "key": PyBytes_FromStringAndSize(<char *>record.key, record.key_length),

@@ -20,14 +20,16 @@ cdef inline uint32_t location_slot(uint64_t location) noexcept nogil:
 cdef class SlotAllocator:
     cdef readonly uint32_t container_count
     cdef readonly uint32_t pool_count
-    cdef public uint64_t quarantined_count  # set in a bitset, but owned by no entry
+    cdef readonly uint64_t quarantined_count  # set in a bitset, but owned by no entry
     cdef readonly uint32_t unassigned_count
     cdef uint64_t pool_bytes[MAX_POOLS]     # slot size, ascending
     cdef uint32_t pool_slots[MAX_POOLS]     # slots a container of the pool has
     cdef uint64_t pool_free[MAX_POOLS]      # free slots in the pool's containers
     cdef uint32_t pool_containers[MAX_POOLS]
+    cdef uint64_t pool_quarantined[MAX_POOLS]
     cdef uint32_t next_container[MAX_POOLS]
     cdef int8_t *pool_of                    # owned: pool of each container, or -1
+    cdef set quarantined                    # locations of the slots out of use
     cdef list bitsets                       # keeps every SlotBitset alive for `rows`
     cdef void **rows                        # owned array, entries borrowed from `bitsets`
     cdef readonly list fresh                # (container, old pool, new pool), record not durable
@@ -35,6 +37,8 @@ cdef class SlotAllocator:
                               uint32_t wanted) except? 0xFFFFFFFF
     cdef bint mark(self, uint32_t container, uint32_t slot) noexcept
     cdef bint release(self, uint64_t location) noexcept
+    cdef int quarantine(self, uint64_t location) except -1
+    cdef int restore(self, uint64_t location) except -1
     cdef bint assign(self, uint32_t container, int pool) except -1
     cdef int64_t take_container(self, uint32_t pool) except -2
     cdef uint64_t slot_bytes_of(self, uint64_t location) noexcept nogil

@@ -38,6 +38,7 @@ cdef class SlotAllocator:
             self.pool_slots[pool] = container_bytes // sizes[pool]
         self.bitsets = [None] * container_count
         self.fresh = []
+        self.quarantined = set()
         self.rows = <void **>malloc(container_count * sizeof(void *))
         self.pool_of = <int8_t *>malloc(container_count)
         if self.rows == NULL or self.pool_of == NULL:
@@ -82,9 +83,9 @@ cdef class SlotAllocator:
                 + <uint64_t>(self.unassigned_count + others) * self.pool_slots[pool])
 
     def pool_capacity(self, uint32_t pool):
-        """Return the slots a pool has or could have without taking from another."""
+        """Return the usable slots a pool has or could have without taking from another."""
         containers = <uint64_t>self.pool_containers[pool] + self.unassigned_count
-        return containers * self.pool_slots[pool]
+        return containers * self.pool_slots[pool] - self.pool_quarantined[pool]
 
     def has_empty(self, pool):
         """Say whether a container could be given to a pool without an eviction."""
@@ -225,7 +226,60 @@ cdef class SlotAllocator:
             return True
         return False
 
+    cdef int quarantine(self, uint64_t location) except -1:
+        """Take a slot that is set, and that no entry owns, out of use."""
+        self.quarantined.add(location)
+        self.quarantined_count += 1
+        self.pool_quarantined[self.pool_of[location_container(location)]] += 1
+        return 0
+
+    cdef int restore(self, uint64_t location) except -1:
+        """Take a quarantined slot into use again."""
+        self.quarantined.remove(location)
+        self.quarantined_count -= 1
+        self.pool_quarantined[self.pool_of[location_container(location)]] -= 1
+        self.release(location)
+        return 0
+
     # Python surface.
+
+    def quarantined_slots(self):
+        """Return (container, slot) of every slot out of use, ascending."""
+        return [(location_container(each), location_slot(each))
+                for each in sorted(self.quarantined)]
+
+    def has_slot(self, container, slot):
+        """Say whether a container belongs to a pool that has this slot."""
+        if not 0 <= container < self.container_count or self.pool_of[<uint32_t>container] < 0:
+            return False
+        return 0 <= slot < self.pool_slots[self.pool_of[<uint32_t>container]]
+
+    def is_quarantined(self, container, slot):
+        """Say whether a slot is out of use."""
+        return (self.has_slot(container, slot)
+                and pack_location(container, slot) in self.quarantined)
+
+    def quarantine_slot(self, container, uint32_t slot):
+        """Take a free slot out of use; return False when it is not free."""
+        if not self.has_slot(container, slot):
+            raise IndexError(f"no slot {slot} in container {container}")
+        if not self.mark(container, slot):
+            return False
+        self.quarantine(pack_location(container, slot))
+        return True
+
+    def restore_slot(self, container, uint32_t slot):
+        """Take a quarantined slot into use again; return False when it is not quarantined."""
+        if not self.is_quarantined(container, slot):
+            return False
+        self.restore(pack_location(container, slot))
+        return True
+
+    def slot_bytes_of_container(self, container):
+        """Return the slot size of a container that belongs to a pool."""
+        if self.pool_of[<uint32_t>self._checked(container)] < 0:
+            raise IndexError(f"container {container} belongs to no pool")
+        return self.pool_bytes[self.pool_of[<uint32_t>container]]
 
     def _checked(self, container):
         if not 0 <= container < self.container_count:

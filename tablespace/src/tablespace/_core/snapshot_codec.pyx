@@ -156,6 +156,37 @@ def load_pools(SlotAllocator allocator not None, bytes pools not None, list numb
     return None
 
 
+def load_quarantine(SlotAllocator allocator not None, uint32_t count, str places not None):
+    """Take slots out of use as a snapshot says; return what is wrong, or None.
+
+    Containers that the region has no more are passed over.
+
+    Parameters
+    ----------
+    places : str
+        For each slot 6 hex digits of its container and 6 of its number.
+    """
+    cdef bytes text
+    cdef const char *digits
+    cdef uint64_t container, slot
+    cdef uint32_t at
+    if not places.isascii() or len(places) != 12 * <Py_ssize_t>count:
+        return f"{len(places)} digits for {count} slots"
+    text = places.encode("ascii")
+    digits = PyBytes_AS_STRING(text)
+    for at in range(count):
+        if not (get_number(digits + 12 * at, 6, &container)
+                and get_number(digits + 12 * at + 6, 6, &slot)):
+            return f"slot {at}: not hex"
+        if container >= allocator.container_count:
+            continue
+        if not allocator.has_slot(container, slot):
+            return f"slot {slot} of container {container} is outside the geometry"
+        if not allocator.quarantine_slot(container, slot):
+            return f"slot {slot} of container {container} is taken twice"
+    return None
+
+
 def load_chunk(KeyIndex index not None, uint32_t count, list columns not None):
     """Restore the entries of one chunk into the index.
 

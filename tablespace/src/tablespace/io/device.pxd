@@ -1,6 +1,20 @@
+from libc.errno cimport EIO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from tablespace._core.aligned_buffer cimport AlignedBuffer
+
+cdef extern from "errno.h":
+    int EBADMSG, EILSEQ, ENODATA
+
+
+cdef inline bint is_medium_error(int64_t code) noexcept nogil:
+    """Say whether a transfer's -errno means that the medium, rather than the way to it, failed.
+
+    Besides EIO what the kernel's block layer answers to O_DIRECT: ENODATA for an unreadable
+    sector, EILSEQ and EBADMSG for failed protection data.
+    """
+    return code == -EIO or code == -ENODATA or code == -EILSEQ or code == -EBADMSG
+
 
 cdef enum IoKind:
     IO_READ = 0
@@ -27,6 +41,7 @@ cdef class Device:
     cdef int64_t read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int64_t write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int sync(self) noexcept nogil
+    cdef void forget(self, uint64_t offset, uint64_t length) noexcept nogil
     cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil
     cdef uint64_t end(self) noexcept nogil
     cdef void lay_filler(self) noexcept nogil
@@ -35,6 +50,7 @@ cdef class Device:
     cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int64_t do_write(self, const void *buffer, size_t length, uint64_t offset) noexcept nogil
     cdef int do_sync(self) noexcept nogil
+    cdef void do_forget(self, uint64_t offset, uint64_t length) noexcept nogil
     cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil
     cdef int do_close(self) noexcept nogil

@@ -70,6 +70,9 @@ cdef class Device:
     cdef int do_sync(self) noexcept nogil:
         return -ENOSYS
 
+    cdef void do_forget(self, uint64_t offset, uint64_t length) noexcept nogil:
+        pass
+
     cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil:
         return -ENOSYS
 
@@ -136,6 +139,11 @@ cdef class Device:
         if self.closed:
             return -ENXIO
         return -EBADF if self.read_only else self.do_sync()
+
+    cdef void forget(self, uint64_t offset, uint64_t length) noexcept nogil:
+        """Drop synced bytes from the page cache where possible, so that a read asks the medium."""
+        if not self.closed and not self.direct:
+            self.do_forget(offset, length)
 
     cdef uint64_t end(self) noexcept nogil:
         """Where the next append goes: the file's length less its filler."""

@@ -10,7 +10,8 @@ from tablespace.io.device cimport IO_WRITE, Completion, Device, IoKind, IoQueue
 cdef extern from "fcntl.h" nogil:
     int fcntl(int fd, int command, ...)
     int fallocate(int fd, int mode, long offset, long length)
-    int F_GETFL, F_SETFL, O_DIRECT
+    int posix_fadvise(int fd, long offset, long length, int advice)
+    int F_GETFL, F_SETFL, O_DIRECT, POSIX_FADV_DONTNEED
 
 cdef extern from "unistd.h" nogil:
     ssize_t pread(int fd, void *buffer, size_t length, long offset)
@@ -111,6 +112,9 @@ cdef class PosixDevice(Device):
 
     cdef int do_sync(self) noexcept nogil:
         return -errno if fdatasync(self.fd) < 0 else 0
+
+    cdef void do_forget(self, uint64_t offset, uint64_t length) noexcept nogil:
+        posix_fadvise(self.fd, <long>offset, <long>length, POSIX_FADV_DONTNEED)
 
     cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil:
         return -errno if ftruncate(self.fd, <long>size_bytes) < 0 else 0

@@ -12,7 +12,7 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from libc.errno cimport EAGAIN, EILSEQ, EIO, ENOMEM, ETIMEDOUT
+from libc.errno cimport EAGAIN, EILSEQ, ENOMEM, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.stdlib cimport posix_memalign
@@ -23,7 +23,14 @@ from tablespace._core.key_index cimport Entry, KeyIndex, raw_length
 from tablespace._core.key_index import check_key
 from tablespace._core.slot_allocator cimport location_container, location_slot
 from tablespace.io.deadline import timeout_error
-from tablespace.io.device cimport IO_READ, Completion, Device, IoContext, IoQueue
+from tablespace.io.device cimport (
+    IO_READ,
+    Completion,
+    Device,
+    IoContext,
+    IoQueue,
+    is_medium_error,
+)
 from tablespace.io.device import keep_for_ever
 
 cdef uint64_t PAD_BYTES = 4096
@@ -370,7 +377,7 @@ cdef class ReadBatch:
                         self.out[at] = read.raw or read.length
                 else:
                     self.out[at] = None
-                    if read.result == -EILSEQ or read.result == -EIO:
+                    if is_medium_error(read.result):
                         suspects.append((self.keys[at], read.seq))
                     else:
                         if not self.pins:

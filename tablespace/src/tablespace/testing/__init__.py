@@ -4,6 +4,7 @@ Ships with the package, so that another user of its seams can test against them.
 engine imports it.
 """
 
+from tablespace.testing.bad_sectors import BadSectors
 from tablespace.testing.crash import Hunt, HuntReport
 from tablespace.testing.directory import SimulatedDirectory
 from tablespace.testing.disk import Disk, Event
@@ -14,6 +15,7 @@ from tablespace.testing.simulated import SimulatedDevice, SimulatedQueue
 from tablespace.testing.workload import Workload
 
 __all__ = [
+    "BadSectors",
     "Breach",
     "Choice",
     "Disk",

@@ -17,7 +17,7 @@ from tablespace.store import Store
 from tablespace.testing.directory import SimulatedDirectory
 from tablespace.testing.disk import Disk
 from tablespace.testing.images import Choice, DiskState, IgnoreSync, choices
-from tablespace.testing.model import Allowed, Breach, Recorder, Value, audit, read_all
+from tablespace.testing.model import Allowed, Breach, Place, Recorder, Value, audit, read_all
 
 
 @dataclass
@@ -85,6 +85,7 @@ def digest(disk: Disk) -> int:
             parts.append(b"%d/%s=%d;" % (folder, name.encode(), node))
     for node, data in sorted(disk.files.items()):
         parts.append(b"%d:%x;" % (node, checksum64(data)))
+    parts.append(repr(disk.bad).encode())
     return checksum64(b"".join(parts))
 
 
@@ -139,7 +140,9 @@ class Hunt:
     verify: bool = True
     after: Callable[[Store, Disk], None] | None = None
     report: HuntReport = field(default_factory=HuntReport)
-    _seen: set[tuple[int, int, Geometry]] = field(default_factory=set)
+    _seen: set[tuple[int, int, Geometry, int]] = field(default_factory=set)
+    # Slots that must be out of use at the stop looked at.
+    _sure: frozenset[Place] = frozenset()
 
     def run(self) -> HuntReport:
         """Crash at every stop; raise Breach at the first promise broken."""
@@ -148,6 +151,7 @@ class Hunt:
         for stop in stops(self.start, disk.clock, self.stride, self.seed):
             state.advance_to(stop)
             allowed = self.recorder.allowed_at(stop)
+            self._sure = self.recorder.quarantined_at(stop)
             wanted = self.recorder.shape_at(stop) or self.geometry
             self.report.stops += 1
             for choice in choices(state, self.limit, random.Random(f"{self.seed}/{stop}")):
@@ -161,7 +165,7 @@ class Hunt:
     def _try(
         self, state: DiskState, choice: Choice, allowed: Allowed, image: Disk, shape: Geometry
     ) -> None:
-        mark = (digest(image), id(allowed), shape)
+        mark = (digest(image), id(allowed), shape, hash(self._sure))
         if mark in self._seen:
             return
         self._seen.add(mark)
@@ -191,10 +195,13 @@ class Hunt:
             if self.truth_only:
                 return None
             raise Breach(f"no recovery: {type(error).__name__}: {error}") from error
+        if not self.truth_only:
+            audit(store, recovered=True)
+            self.recorder.judge_quarantine(store, image, self._sure)
         values = read_all(store, self.recorder.keys)
         self.recorder.judge_truth(values)
         if not self.truth_only:
-            audit(store, recovered=True)
+            audit(store)
             self.recorder.judge(values, allowed)
         if self.after is not None:
             self.after(store, image)
@@ -213,7 +220,7 @@ class Hunt:
             state.advance_to(stop)
             for choice in choices(state, self.nested_limit, chance):
                 image = state.image(choice)
-                mark = (digest(image), -id(allowed) - 1, shape)
+                mark = (digest(image), -id(allowed) - 1, shape, hash(self._sure))
                 if mark in self._seen:
                     continue
                 self._seen.add(mark)

@@ -11,8 +11,10 @@ import _thread
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
+
+from tablespace.testing.bad_sectors import BAD_KINDS, BadSectors
 
 if TYPE_CHECKING:
     from tablespace.testing.faults import Fault, FaultPlan
@@ -30,14 +32,16 @@ class Event(NamedTuple):
     kind : str
         ``write`` (submitted), ``done`` (that write completed), ``length``, ``sync``,
         ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``,
-        ``damage`` (of the medium itself, durable at once).
+        ``damage`` (of the medium itself, durable at once), ``spoil`` (sectors go bad for good),
+        ``heal`` (all are good again).
     node : int
         The file or directory.
     offset : int
         Of a write; the new length for ``length``.
     data : bytes
+        For ``spoil`` the kind.
     ident : int
-        Joins a ``write`` to its ``done``.
+        Joins a ``write`` to its ``done``; the length for ``spoil``.
     names : tuple of (str, int or None)
         New meaning of each name; None removes it.
     """
@@ -68,6 +72,8 @@ class Disk:
         Breaches of the buffer rules seen, and exceptions that a hook could not raise.
     labels : dict of int to str
         The first name of each node, for fault plans and policies.
+    bad : list of BadSectors
+        What fails for good; part of the medium, so it outlives crashes.
 
     Notes
     -----
@@ -81,6 +87,7 @@ class Disk:
         *,
         seed: int = 0,
         labels: dict[int, str] | None = None,
+        bad: Iterable[BadSectors] = (),
     ) -> None:
         self.base_files: dict[int, bytes] = dict(files or {})
         self.base_directories = {
@@ -90,6 +97,12 @@ class Disk:
         self.directories = {node: dict(names) for node, names in self.base_directories.items()}
         self.labels: dict[int, str] = {ROOT: "", **(labels or {})}
         self.trace: list[Event] = []
+        self.base_bad = tuple(bad)
+        self.bad: list[BadSectors] = list(bad)
+        # Also those that are good again.
+        self.ever_bad: list[BadSectors] = list(bad)
+        # Files with writes that no sync can make durable.
+        self._unsyncable: set[int] = set()
         self.random = random.Random(seed)
         self.seed = seed
         self.faults: FaultPlan | None = None
@@ -150,6 +163,9 @@ class Disk:
         if end > len(live):
             live.extend(bytes(end - len(live)))
         live[offset:end] = data
+        for each in self.bad:
+            if each.kind == "sync" and each.overlap(node, offset, len(data)) is not None:
+                self._unsyncable.add(node)
         self.trace.append(Event("done", node, ident=ident))
 
     def set_length(self, node: int, size_bytes: int) -> None:
@@ -166,6 +182,19 @@ class Disk:
         self.files[node][offset : offset + len(data)] = data
         self.trace.append(Event("damage", node, offset, data))
 
+    def spoil(self, node: int, offset: int, length: int, kind: str) -> None:
+        """Let sectors go bad for good, as `BadSectors` says."""
+        if kind not in BAD_KINDS:
+            raise ValueError(f"kind must be one of {', '.join(BAD_KINDS)}, not {kind!r}")
+        self.bad.append(BadSectors(node, offset, length, kind))
+        self.ever_bad.append(self.bad[-1])
+        self.trace.append(Event("spoil", node, offset, kind.encode(), length))
+
+    def heal(self) -> None:
+        """Make every sector good again, as on another disk with the same bytes."""
+        self.bad.clear()
+        self.trace.append(Event("heal", ROOT))
+
     def sync_file(self, node: int, label: str) -> int:
         """Make a file's completed writes durable; return 0 or -errno.
 
@@ -175,9 +204,14 @@ class Disk:
         fault = self.meet("sync", label)
         if fault is not None and fault.lie:
             return 0
-        if fault is not None and fault.errno:
+        code = fault.errno if fault is not None else 0
+        if node in self._unsyncable:
+            # Said once, as fsync does.
+            self._unsyncable.discard(node)
+            code = code or errno.EIO
+        if code:
             self.trace.append(Event("sync-failed", node))
-            return -fault.errno
+            return -code
         self.trace.append(Event("sync", node))
         return 0
 
@@ -246,12 +280,15 @@ class Disk:
 
     def survivor(self, seed: int = 0) -> Disk:
         """Return what a killed process leaves: everything visible, no locks (no power loss)."""
-        return Disk(
+        left = Disk(
             {node: bytes(data) for node, data in self.files.items()},
             self.directories,
             seed=seed,
             labels=self.labels,
+            bad=self.bad,
         )
+        left.ever_bad = list(self.ever_bad)
+        return left
 
     def read_file(self, name: str) -> bytes:
         """Return a file's visible content."""

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from tablespace.testing.bad_sectors import BadSectors
 from tablespace.testing.disk import Disk, Event
 
 SECTOR_BYTES = (512, 4096)
@@ -101,11 +102,13 @@ class DiskState:
     names: dict[int, dict[str, int]] = field(default_factory=dict)
     pending: list[Unit] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
+    bad: list[BadSectors] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.durable = {node: bytearray(data) for node, data in self.disk.base_files.items()}
         self.lengths = {node: len(data) for node, data in self.durable.items()}
         self.names = {node: dict(names) for node, names in self.disk.base_directories.items()}
+        self.bad = list(self.disk.base_bad)
 
     def advance_to(self, position: int) -> None:
         """Replay the trace up to a position (events before it have happened)."""
@@ -135,6 +138,10 @@ class DiskState:
             self.pending.append(Unit("names", node, names=event.names))
         elif event.kind == "damage":
             self._damage(event)
+        elif event.kind == "heal":
+            self.bad.clear()
+        elif event.kind == "spoil":
+            self.bad.append(BadSectors(node, event.offset, event.ident, event.data.decode()))
         elif not self._ignored(event):
             self._settle(event)
 
@@ -219,7 +226,10 @@ class DiskState:
                     todo.append((child, name))
                 else:
                     files[child] = bytes(changed.get(child, self.durable.get(child, b"")))
-        return Disk(files, directories, seed=self.disk.seed, labels=labels)
+        bad = [each for each in self.bad if each.node in files]
+        left = Disk(files, directories, seed=self.disk.seed, labels=labels, bad=bad)
+        left.ever_bad = list(self.disk.ever_bad)
+        return left
 
 
 def _rename(names: dict[str, int], unit: Unit) -> None:

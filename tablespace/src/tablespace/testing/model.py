@@ -9,15 +9,18 @@ leaves the old and the new to a crash until a flush; reads of the living store s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tablespace.check import Report, check_directory
 from tablespace.errors import TablespaceError
-from tablespace.layout import Geometry, container_name
+from tablespace.layout import PAGE_BYTES, Geometry, container_name
 from tablespace.resize import CONTAINERS
 from tablespace.store import Store
+from tablespace.testing.directory import SimulatedDirectory
 from tablespace.testing.disk import Disk
 
 Value = bytes | None
+Place = tuple[int, int]  # (container, slot)
 Allowed = dict[bytes, frozenset[Value]]
 _MISS: frozenset[Value] = frozenset({None})
 
@@ -32,6 +35,8 @@ class Moment:
 
     clock: int
     allowed: Allowed
+    # Slots whose quarantine is durable.
+    quarantined: frozenset[Place] = frozenset()
 
 
 class Recorder:
@@ -54,10 +59,14 @@ class Recorder:
         self.failures: list[BaseException] = []
         # (clock, geometry): what the region is opened with from that reading on.
         self.shapes: list[tuple[int, Geometry]] = []
+        # Whether faults were planned while anything was dated.
+        self.faulty = False
         self._gone: Allowed = {}
         # What living reads must see of keys whose last change is acknowledged and not promised.
         self._fresh: Allowed = {}
         self._unsure = False
+        # The store that met bad slots, and which.
+        self._met: tuple[Store | None, set[Place]] = (None, set())
 
     @property
     def allowed(self) -> Allowed:
@@ -75,7 +84,13 @@ class Recorder:
         return sorted(self.ever)
 
     def _date(self, allowed: Allowed) -> None:
-        self.moments.append(Moment(self.disk.clock, allowed))
+        self.faulty = self.faulty or self.disk.faults is not None
+        quarantined = self.moments[-1].quarantined if self.store is None else self._counted()
+        self.moments.append(Moment(self.disk.clock, allowed, quarantined))
+
+    def _counted(self) -> frozenset[Place]:
+        """Return the slots that the store counts as quarantined: their records are durable."""
+        return frozenset(self._need()._index.allocator.quarantined_slots())
 
     def _need(self) -> Store:
         assert self.store is not None, "the recorder has no open store"
@@ -98,6 +113,8 @@ class Recorder:
             during[key] = during.get(key, _MISS) | {value}
         if self.evicts:
             during = {key: values | _MISS for key, values in during.items()}
+        if self.disk.bad:
+            during |= {key: during[key] | _MISS for key in new}
         self._date(during)
         try:
             stored = self._need().put_many(items, durability=durability)
@@ -113,6 +130,8 @@ class Recorder:
                 # While the new value waits, the old one may be evicted.
                 after[key] = after.get(key, _MISS) | {value} | (_MISS if self.evicts else set())
                 self._fresh[key] = frozenset({value})
+        if self.disk.bad:
+            after |= dict.fromkeys(self._lost(new), _MISS)
         self._settle(after, durable=durability == "sync")
         return all(stored)
 
@@ -139,8 +158,13 @@ class Recorder:
 
         An OSError of a broken queue gives no values, where faults are planned.
         """
+        store = self._need()
+        places = [self._bad_place(key) for key in keys] if self.disk.bad else []
+        if self._met[0] is not store:
+            self._met = (store, set())
+        self._met[1].update(place for place in places if place is not None)
         try:
-            found = self._need().get_many(keys)
+            found = store.get_many(keys)
         except OSError as error:
             if self.disk.faults is None:
                 raise
@@ -230,11 +254,8 @@ class Recorder:
         entry = None if store._queue.find(key) else store.stat(key)
         if entry is None or not entry.length or self.allowed.get(key) == _MISS:
             return False
-        allocator = store._index.allocator
-        slot_bytes = allocator.pool_stats()[allocator.pool_of_container(entry.container)][0]
-        node = self.disk.find(f"{CONTAINERS}/{container_name(entry.container)}")
-        assert node is not None
-        offset = entry.slot * slot_bytes + entry.seq % entry.stored_length
+        node, start, _ = self._extent(entry.container, entry.slot)
+        offset = start + entry.seq % entry.stored_length
         self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
         self.disk.damage(node, offset, bytes([self.disk.files[node][offset] ^ 1]))
         left = self.allowed[key] - self._fresh.get(key, self.allowed[key])
@@ -242,6 +263,69 @@ class Recorder:
         if key in self._fresh:
             self._fresh[key] = _MISS
         return True
+
+    def spoil(self, key: bytes, kind: str) -> bool:
+        """Let a value's slot go bad for good: from now on the key is a miss.
+
+        Returns
+        -------
+        bool
+            False where there is nothing to spoil, or it is bad already.
+        """
+        entry = self._need().stat(key)
+        if entry is None or not entry.length or self.allowed.get(key) == _MISS:
+            return False
+        node, offset, size_bytes = self._extent(entry.container, entry.slot)
+        self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
+        self.disk.spoil(node, offset, size_bytes, kind)
+        self._date({**self.allowed, key: _MISS})
+        return True
+
+    def _extent(self, container: int, slot: int) -> tuple[int, int, int]:
+        """Return (node, offset, length) of a slot."""
+        size_bytes = self._need()._index.allocator.slot_bytes_of_container(container)
+        node = self.disk.find(f"{CONTAINERS}/{container_name(container)}")
+        assert node is not None
+        return node, slot * size_bytes, size_bytes
+
+    def _is_bad(self, place: Place, length: int) -> bool:
+        node, offset, _ = self._extent(*place)
+        return any(each.overlap(node, offset, length) is not None for each in self.disk.bad)
+
+    def _bad_place(self, key: bytes) -> Place | None:
+        """Return where a key's value lies, if its bytes lie in bad sectors."""
+        entry = self._need().stat(key)
+        if entry is None or not self._is_bad((entry.container, entry.slot), entry.length):
+            return None
+        return entry.container, entry.slot
+
+    def _lost(self, stored: Iterable[bytes]) -> list[bytes]:
+        """Return the keys whose new values lie in bad sectors, which nobody had met before."""
+        places = {key: place for key in stored if (place := self._bad_place(key)) is not None}
+        if self._met[0] is self.store:
+            known = self._met[1] & set(places.values())
+            if known:
+                raise Breach(f"values stored into slots known to be bad: {sorted(known)}")
+        return list(places)
+
+    def repair(self) -> Report:
+        """Close the store and repair the region; the next opening is the caller's.
+
+        Slots whose sectors are good again come back into use; damaged values are misses already.
+        """
+        self.call("close")
+        before = self._counted()
+        bad = {place for place in before if self._is_bad(place, PAGE_BYTES)}
+        self.moments.append(Moment(self.disk.clock, self.allowed, frozenset(bad)))
+        report = check_directory(
+            SimulatedDirectory(self.disk), repair=True, io_mode="buffered", io_engine="posix"
+        )
+        if set(report.restored) != before - bad or not bad <= set(report.quarantined):
+            raise Breach(
+                f"{sorted(before)} were quarantined, {sorted(bad)} are bad; a repair restored "
+                f"{report.restored}"
+            )
+        return report
 
     def begin_resize(self, geometry: Geometry, *, clean: bool = True) -> None:
         """End the store (by its death unless `clean`); the next opening is of another shape.
@@ -261,6 +345,8 @@ class Recorder:
             self._fresh.clear()
         self._gone = dict.fromkeys(gone, _MISS)
         self._date({**self.allowed, **{key: self.allowed.get(key, _MISS) | _MISS for key in gone}})
+        kept = {place for place in self._counted() if place[0] < geometry.containers}
+        self.moments[-1] = replace(self.moments[-1], quarantined=frozenset(kept))
         self.shapes.append((self.disk.clock, geometry))
 
     def end_resize(self) -> None:
@@ -303,12 +389,36 @@ class Recorder:
 
     def allowed_at(self, clock: int) -> Allowed:
         """Return what is allowed when the power fails after `clock` events."""
-        found = self.moments[0].allowed
+        return self._moment_at(clock).allowed
+
+    def quarantined_at(self, clock: int) -> frozenset[Place]:
+        """Return the slots that are out of use for sure when the power fails then."""
+        return self._moment_at(clock).quarantined
+
+    def _moment_at(self, clock: int) -> Moment:
+        found = self.moments[0]
         for moment in self.moments:
             if moment.clock > clock:
                 break
-            found = moment.allowed
+            found = moment
         return found
+
+    def judge_quarantine(self, store: Store, disk: Disk, sure: frozenset[Place]) -> None:
+        """Raise Breach where a slot out of use came back, or a good one is out of use."""
+        allocator = store._index.allocator
+        found = set(allocator.quarantined_slots())
+        lost = {each for each in sure if each[0] < allocator.container_count} - found
+        if lost:
+            raise Breach(f"slots {sorted(lost)} were quarantined and are in use again")
+        if self.faulty or self.disk.faults is not None:
+            return  # A test may have met a planned fault.
+        for container, slot in found:
+            size_bytes = allocator.slot_bytes_of_container(container)
+            node = disk.find(f"{CONTAINERS}/{container_name(container)}")
+            assert node is not None
+            offset = slot * size_bytes
+            if all(each.overlap(node, offset, size_bytes) is None for each in disk.ever_bad):
+                raise Breach(f"slot {slot} of container {container} is good and out of use")
 
     def judge(self, values: dict[bytes, Value], allowed: Allowed) -> None:
         """Raise Breach where a value is not allowed."""

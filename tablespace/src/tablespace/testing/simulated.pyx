@@ -14,6 +14,8 @@ from libc.errno cimport EIO, ESTALE, ETIMEDOUT
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from tablespace.testing.bad_sectors import fails, garbled
+
 from tablespace.io.device cimport IO_READ, Completion, Device, IoKind, IoQueue
 
 cdef extern from "Python.h":
@@ -43,12 +45,17 @@ cdef int64_t fetch(object disk, object node, void *buffer, size_t length,
     if length > total - offset:
         length = total - offset
     memcpy(buffer, PyByteArray_AS_STRING(live) + offset, length)
+    if disk.bad:
+        for at in garbled(disk.bad, node, offset, length):
+            (<unsigned char *>buffer)[<size_t>at] ^= 0xFF
     return <int64_t>length
 
 
-cdef tuple plan(object disk, str kind, str label, size_t length):
+cdef tuple plan(object disk, str kind, str label, size_t length, object node, uint64_t offset):
     """Return (bytes that really move, the result reported, when): 0, 1 for last, 2 for never."""
     fault = disk.meet(kind, label)
+    if disk.bad and fails(disk.bad, kind, node, offset, length):
+        return 0, -EIO, False
     if fault is None:
         return length, length, 0
     if fault.lose:
@@ -93,7 +100,7 @@ cdef class SimulatedDevice(Device):
     cdef int64_t do_read(self, void *buffer, size_t length, uint64_t offset) noexcept nogil:
         with gil:
             try:
-                part, result, _ = plan(self.disk, "read", self.label, length)
+                part, result, _ = plan(self.disk, "read", self.label, length, self.node, offset)
                 if result < 0:
                     return result
                 return fetch(self.disk, self.node, buffer, part, offset)
@@ -105,7 +112,7 @@ cdef class SimulatedDevice(Device):
                           uint64_t offset) noexcept nogil:
         with gil:
             try:
-                part, result, _ = plan(self.disk, "write", self.label, length)
+                part, result, _ = plan(self.disk, "write", self.label, length, self.node, offset)
                 if part:
                     data = PyBytes_FromStringAndSize(<const char *>buffer, part)
                     ident = self.disk.begin_write(self.node, offset, data)
@@ -221,7 +228,8 @@ cdef class SimulatedQueue(IoQueue):
         transfer.offset = offset
         transfer.tag = tag
         transfer.part, transfer.result, transfer.late = plan(
-            self.disk, "read" if kind == IO_READ else "write", device.label, length)
+            self.disk, "read" if kind == IO_READ else "write", device.label, length,
+            device.node, offset)
         if kind == IO_READ:
             memset(buffer, JUNK, length)
         else:

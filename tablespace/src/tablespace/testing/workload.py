@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from tablespace.check import Report
 from tablespace.eviction import EvictionPolicy
 from tablespace.layout import Geometry
 from tablespace.testing.crash import open_simulated
@@ -95,7 +96,7 @@ class Workload:
         return self.recorder.delete_many(keys)
 
     def flush(self) -> bool:
-        """Make durable what is not yet."""
+        """Make durable what is not yet; slots of dropped values are tested."""
         return self.recorder.call("flush")
 
     def step(self) -> bool:
@@ -130,6 +131,35 @@ class Workload:
         if seen:
             self.recorder.get_many(keys)
         return found
+
+    def spoil(self, *keys: bytes, kind: str = "read", seen: bool = True) -> int:
+        """Let the slots of keys go bad for good; return how many there were.
+
+        Parameters
+        ----------
+        kind : str
+            How they fail, see `BadSectors`.
+        seen : bool
+            Whether the store reads them now, and so drops them.
+        """
+        found = sum(self.recorder.spoil(key, kind) for key in keys)
+        if seen:
+            self.recorder.get_many(keys)
+        return found
+
+    def repair(self, heal: bool = False) -> Report:
+        """Close, repair, open again.
+
+        Parameters
+        ----------
+        heal : bool
+            Whether all sectors become good first.
+        """
+        if heal:
+            self.disk.heal()
+        report = self.recorder.repair()
+        self.open()
+        return report
 
     def resize(self, geometry: Geometry, *, clean: bool = True) -> None:
         """Open the region in another shape; what lies in containers that stay is kept.
@@ -171,7 +201,9 @@ class Workload:
         audit(store, recovered=True)
         values = read_all(store, recorder.keys)
         recorder.judge(values, allowed)
-        recorder.moments = [Moment(0, {key: frozenset({value}) for key, value in values.items()})]
+        recorder.judge_quarantine(store, image, recorder.moments[-1].quarantined)
+        now = {key: frozenset({value}) for key, value in values.items()}
+        recorder.moments = [Moment(0, now, recorder.moments[-1].quarantined)]
         recorder.shapes = [(0, self.geometry)]
         recorder.forget_unpromised()
         return choice
@@ -186,6 +218,7 @@ class Workload:
         damage: bool = False,
         clean: bool = True,
         modes: Sequence[str] = (),
+        spoil: int = 0,
     ) -> None:
         """Do `count` operations drawn by the seed.
 
@@ -201,6 +234,8 @@ class Workload:
             Whether stores are always closed before a resize.
         modes : sequence of str
             Durabilities that puts ask for; with any, there are flushes and steps of the queue.
+        spoil : int
+            How many slots may go bad for good.
         """
 
         def put(*chosen: bytes) -> bool:
@@ -221,6 +256,10 @@ class Workload:
             actions.append((0.1, lambda: self._resize_to_one_of(shapes, clean)))
         if damage:
             actions.append((0.1, lambda: self._damage_one_of(keys)))
+        if spoil:
+            actions.append((0.1, lambda: self._spoil_one_of(keys, spoil)))
+            actions.append((0.05, self.flush))
+            actions.append((0.03, lambda: self.repair(heal=self.chance.random() < 0.5)))
         weights = [weight for weight, _ in actions]
         for _ in range(count):
             self.chance.choices([action for _, action in actions], weights)[0]()
@@ -229,6 +268,14 @@ class Workload:
         sizes = set(self.geometry.slot_sizes)
         fits = [shape for shape in shapes if sizes <= set(shape.slot_sizes)]
         self.resize(self.chance.choice(fits), clean=clean or self.chance.random() < 0.5)
+
+    def _spoil_one_of(self, keys: list[bytes], most: int) -> None:
+        store = self.recorder.store
+        assert store is not None
+        there = [key for key in keys if key in store]
+        if there and len(self.disk.bad) < most:
+            kind = self.chance.choice(("read", "corrupt"))
+            self.spoil(self.chance.choice(there), kind=kind, seen=self.chance.random() < 0.7)
 
     def _damage_one_of(self, keys: list[bytes]) -> None:
         store = self.recorder.store
