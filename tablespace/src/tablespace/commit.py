@@ -33,6 +33,18 @@ SPARE_GROUPS = 2
 SPARE_SHARE = 16
 
 
+# A caller whose records found no room waits this often for a new journal: others may fill it first.
+JOURNAL_TRIES = 4
+
+
+class JournalFullError(FullError):
+    """The journal could not grow; nothing of the group was appended."""
+
+    def __init__(self, message: str, journal: Journal) -> None:
+        super().__init__(message)
+        self.journal = journal
+
+
 class DeleteRequest:
     """Keys to delete; `removed` says which were there."""
 
@@ -109,6 +121,10 @@ class Committer:
         # (key, container, slot) of values found damaged, whose records ride in the next group.
         self.dropped: deque[tuple[bytes, int, int]] = deque()
         self.stuck: list[CommitGroup] = []
+        # Starts a new journal in reserved space instead of a full one; False where it cannot.
+        self.make_room: Callable[[Journal], bool] | None = None
+        # Says whether the space reserved for a snapshot lets so many entries more in.
+        self.admits: Callable[[int], bool] | None = None
         self._queue: CommitQueue[Request] = CommitQueue(self._commit_batch, self._share_limit())
 
     def run(self, request: Request) -> None:
@@ -119,6 +135,17 @@ class Committer:
         FailedError, FullError, OSError
             As the commit met; the request's own outcome tells about single blocks.
         """
+        for _ in range(JOURNAL_TRIES - 1):
+            try:
+                self._queue.run(request)
+            except JournalFullError as error:
+                if self.make_room is None or not self.make_room(error.journal):
+                    raise
+                request.error = None
+                request.wake = None
+                request.done = False
+            else:
+                return
         self._queue.run(request)
 
     def _share_limit(self) -> int:
@@ -191,6 +218,11 @@ class Committer:
         self._in_doubt = False
 
     def _commit_puts(self, requests: list[PutRequest]) -> None:
+        if self.admits is not None and not self.admits(sum(each.count for each in requests)):
+            raise FullError(
+                "the disk is full and the space reserved for the index takes no more entries; "
+                "nothing was stored. Remedy: free space on that file system, or delete keys"
+            )
         group = CommitGroup(requests, self.devices, self.allocator)
         demand = group.demand()
         if self.evict:
@@ -359,9 +391,10 @@ class Committer:
         if stage is not Stage.APPEND:
             raise self.fail(error) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FullError(
+            raise JournalFullError(
                 f"no space left for the journal {path}; nothing was stored. "
-                "Remedy: free space on that file system"
+                "Remedy: free space on that file system",
+                self.journal,
             ) from error
         raise error
 

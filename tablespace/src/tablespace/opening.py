@@ -12,7 +12,12 @@ from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
-from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME, identify_by_journal
+from tablespace.journal import (
+    JOURNAL_BACKUP_NAME,
+    JOURNAL_FILES,
+    JOURNAL_NAME,
+    identify_by_journal,
+)
 from tablespace.layout import (
     Geometry,
     container_name,
@@ -37,13 +42,14 @@ from tablespace.region import (
     decode_region,
     new_region,
 )
+from tablespace.reserve import Reserve
 from tablespace.resize import (
     CONTAINERS,
     change_region,
     remove_surplus_containers,
     shrink_index,
 )
-from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
+from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_FILES, SNAPSHOT_NAME
 from tablespace.store import Store
 
 logger = logging.getLogger("tablespace")
@@ -193,8 +199,18 @@ def open_directory(
                     directory, lock, region, wanted, recovered, choice, devices, recover_mode
                 )
         recovered.report.notes[:0] = notes
+        reserve = Reserve(directory, region.geometry)
+        reserve.settle(recovered.index)
         store = Store(
-            directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
+            directory,
+            region,
+            lock,
+            devices,
+            recovered,
+            choice,
+            verify=verify,
+            evict=evict,
+            reserve=reserve,
         )
     except BaseException:
         for device in devices:
@@ -334,8 +350,9 @@ def _create(
         )
     _make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
-    for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
-        directory.unlink(name)  # Of a region that was here before.
+    for files in (SNAPSHOT_FILES, JOURNAL_FILES):
+        for name in (files.backup, *files.spares, *files.retired):
+            directory.unlink(name)  # Of a region that was here before.
     lock.write(region)
     directory.sync()
     return Recovered(

@@ -27,6 +27,7 @@ from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
+from tablespace.reserve import Reserve
 from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Store:
         *,
         verify: bool,
         evict: bool,
+        reserve: Reserve,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -88,8 +90,16 @@ class Store:
             self._left_direct,
         )
         self._compactor = Compactor(
-            directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
+            directory,
+            region,
+            self._committer,
+            recovered.snapshot_bytes,
+            self._still_ours,
+            reserve,
         )
+        self._reserve = reserve
+        self._committer.make_room = self._compactor.make_room
+        self._committer.admits = lambda blocks: reserve.admits(recovered.index, blocks)
         self._readers = ContextPool(directory, choice.engine, slot_bytes)
         self._closed: str | None = None
         self._closing = threading.Lock()
@@ -435,7 +445,8 @@ class Store:
         return "direct" if all(device.direct for device in self._devices) else "buffered"
 
     def _choices(self) -> list[str]:
-        return self._choice.reasons + ([self._lock.note] if self._lock.note else [])
+        notes = [self._reserve.describe()] + ([self._lock.note] if self._lock.note else [])
+        return self._choice.reasons + notes
 
     def _still_ours(self) -> bool:
         """Say whether region.json still is the file whose lock this store holds."""
@@ -495,7 +506,10 @@ class Store:
         finally:
             self._committer.close(self._closed)
             self._readers.close(self._closed)
-            self._committer.journal.close(tidy=self._committer.failed is None)
+            sound = self._committer.failed is None
+            self._committer.journal.close(
+                tidy=sound and self._reserve.is_roomy(), keep_bytes=self._reserve.journal_bytes
+            )
             for device in self._devices:
                 device.close()
             if not self._committer.stuck:

@@ -27,6 +27,7 @@ cdef uint32_t NO_ENTRY
 cdef class KeyIndex:
     cdef readonly uint32_t live_count
     cdef readonly uint32_t limbo_count     # gone from the table, still pinned
+    cdef readonly uint64_t name_bytes      # of the keys and metadata of live entries
     cdef readonly SlotAllocator allocator
     cdef Entry **chunks            # owned: chunks of CHUNK_ENTRIES entries, never moved
     cdef uint32_t chunk_count

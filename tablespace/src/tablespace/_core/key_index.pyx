@@ -362,6 +362,7 @@ cdef class KeyIndex:
         self.table[place] = ((hash >> 32) << 32) | (<uint64_t>id + 1)
         self.link_newest(id, entry)
         self.live_count += 1
+        self.name_bytes += key_length + metadata_length
         return id
 
     cdef void remove(self, uint32_t id, bint suspect=False) noexcept:
@@ -374,6 +375,7 @@ cdef class KeyIndex:
         self.table_remove(id, hash_key(entry.name, entry.key_length))
         self.unlink(entry)
         self.live_count -= 1
+        self.name_bytes -= <size_t>entry.key_length + entry.metadata_length
         entry.flags = ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
         if entry.location & PIN_MASK:
             self.limbo_count += 1

@@ -11,6 +11,7 @@ cdef extern from "fcntl.h" nogil:
     int fcntl(int fd, int command, ...)
     int fallocate(int fd, int mode, long offset, long length)
     int F_GETFL, F_SETFL, O_DIRECT
+    int FALLOC_FL_KEEP_SIZE
 
 cdef extern from "unistd.h" nogil:
     ssize_t pread(int fd, void *buffer, size_t length, long offset)
@@ -107,6 +108,10 @@ cdef class PosixDevice(Device):
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil:
         # Not posix_fallocate: where the file system cannot, glibc writes every page instead.
         return -errno if fallocate(self.fd, 0, 0, <long>size_bytes) < 0 else 0
+
+    cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
+        cdef int code = fallocate(self.fd, FALLOC_FL_KEEP_SIZE, 0, <long>size_bytes)
+        return -errno if code < 0 else 0
 
     cdef int do_close(self) noexcept nogil:
         cdef int fd = self.fd

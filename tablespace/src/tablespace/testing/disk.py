@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ROOT = 0
 DEFAULT_FREE_BYTES = 1 << 40
 JUNK = 0xA5
+BLOCK_BYTES = 4096
 
 
 class Event(NamedTuple):
@@ -29,7 +30,8 @@ class Event(NamedTuple):
     ----------
     kind : str
         ``write`` (submitted), ``done`` (that write completed), ``length``, ``sync``,
-        ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``,
+        ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``, ``space``
+        (blocks reserved),
         ``damage`` (of the medium itself, durable at once).
     node : int
         The file or directory.
@@ -68,6 +70,11 @@ class Disk:
         Breaches of the buffer rules seen, and exceptions that a hook could not raise.
     labels : dict of int to str
         The first name of each node, for fault plans and policies.
+    full : bool
+        Whether somebody else has taken every block that no file holds, and takes at once what
+        any file gives up: a file then grows only within its own.
+    space : dict of int to int
+        Bytes reserved for each node, whatever its length.
 
     Notes
     -----
@@ -81,6 +88,8 @@ class Disk:
         *,
         seed: int = 0,
         labels: dict[int, str] | None = None,
+        space: dict[int, int] | None = None,
+        full: bool = False,
     ) -> None:
         self.base_files: dict[int, bytes] = dict(files or {})
         self.base_directories = {
@@ -97,6 +106,9 @@ class Disk:
         self.violations: list[str] = []
         self.locks: dict[int, object] = {}
         self.free_bytes = DEFAULT_FREE_BYTES
+        self.base_space: dict[int, int] = dict(space or {})
+        self.space = dict(self.base_space)
+        self.full = full
         self._next_node = max([ROOT, *self.files, *self.directories]) + 1
         self._next_ident = 1
         self._in_observer = False
@@ -152,11 +164,30 @@ class Disk:
         live[offset:end] = data
         self.trace.append(Event("done", node, ident=ident))
 
+    def held_bytes(self, node: int) -> int:
+        """Return how long a file can be on the blocks it has."""
+        return max(self.space.get(node, 0), -(-len(self.files[node]) // BLOCK_BYTES) * BLOCK_BYTES)
+
+    def room(self, node: int, end: int) -> int:
+        """Return how far a file can grow towards `end`."""
+        return min(end, self.held_bytes(node)) if self.full else end
+
+    def reserve(self, node: int, size_bytes: int) -> int:
+        """Reserve blocks for a file; return 0 or -ENOSPC."""
+        if self.room(node, size_bytes) < size_bytes:
+            return -errno.ENOSPC
+        if size_bytes > self.space.get(node, 0):
+            self.space[node] = size_bytes
+            self.trace.append(Event("space", node, size_bytes))
+        return 0
+
     def set_length(self, node: int, size_bytes: int) -> None:
         """Truncate or extend (with zeros)."""
         live = self.files[node]
         if size_bytes < len(live):
             del live[size_bytes:]
+            if node in self.space:
+                self.space[node] = min(self.space[node], size_bytes)
         else:
             live.extend(bytes(size_bytes - len(live)))
         self.trace.append(Event("length", node, size_bytes))
@@ -251,6 +282,8 @@ class Disk:
             self.directories,
             seed=seed,
             labels=self.labels,
+            space=self.space,
+            full=self.full,
         )
 
     def read_file(self, name: str) -> bytes:

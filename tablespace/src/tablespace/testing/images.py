@@ -101,11 +101,13 @@ class DiskState:
     names: dict[int, dict[str, int]] = field(default_factory=dict)
     pending: list[Unit] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
+    space: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.durable = {node: bytearray(data) for node, data in self.disk.base_files.items()}
         self.lengths = {node: len(data) for node, data in self.durable.items()}
         self.names = {node: dict(names) for node, names in self.disk.base_directories.items()}
+        self.space = dict(self.disk.base_space)
 
     def advance_to(self, position: int) -> None:
         """Replay the trace up to a position (events before it have happened)."""
@@ -130,9 +132,13 @@ class DiskState:
                     unit.done = True
         elif event.kind == "length":
             self.lengths[node] = event.offset
+            if node in self.space:
+                self.space[node] = min(self.space[node], event.offset)
             self.pending.append(Unit("length", node, event.offset))
         elif event.kind == "names":
             self.pending.append(Unit("names", node, names=event.names))
+        elif event.kind == "space":
+            self.space[node] = event.offset
         elif event.kind == "damage":
             self._damage(event)
         elif not self._ignored(event):
@@ -219,7 +225,14 @@ class DiskState:
                     todo.append((child, name))
                 else:
                     files[child] = bytes(changed.get(child, self.durable.get(child, b"")))
-        return Disk(files, directories, seed=self.disk.seed, labels=labels)
+        return Disk(
+            files,
+            directories,
+            seed=self.disk.seed,
+            labels=labels,
+            space={node: self.space[node] for node in files if node in self.space},
+            full=self.disk.full,
+        )
 
 
 def _rename(names: dict[str, int], unit: Unit) -> None:

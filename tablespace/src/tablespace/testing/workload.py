@@ -82,6 +82,10 @@ class Workload:
         """Delete keys in one commit."""
         return self.recorder.delete_many(keys)
 
+    def clear(self) -> bool:
+        """Delete every key, and every trace of one in the index's files."""
+        return self.recorder.clear()
+
     def snapshot(self) -> bool:
         """Compact."""
         return self.recorder.call("snapshot")
@@ -162,6 +166,7 @@ class Workload:
         shapes: Sequence[Geometry] = (),
         damage: bool = False,
         clean: bool = True,
+        clear: bool = False,
     ) -> None:
         """Do `count` operations drawn by the seed.
 
@@ -175,6 +180,8 @@ class Workload:
             Whether values go bad on the medium.
         clean : bool
             Whether stores are always closed before a resize.
+        clear : bool
+            Whether all keys are deleted now and then.
         """
         actions: list[tuple[float, Callable[[], object]]] = [
             (0.5, lambda: self.put(*self.chance.sample(keys, self.chance.randint(1, 3)))),
@@ -188,6 +195,8 @@ class Workload:
             actions.append((0.1, lambda: self._resize_to_one_of(shapes, clean)))
         if damage:
             actions.append((0.1, lambda: self._damage_one_of(keys)))
+        if clear:
+            actions.append((0.05, self.clear))
         weights = [weight for weight, _ in actions]
         for _ in range(count):
             self.chance.choices([action for _, action in actions], weights)[0]()
