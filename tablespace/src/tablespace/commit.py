@@ -33,7 +33,7 @@ SPARE_GROUPS = 2
 SPARE_SHARE = 16
 
 
-# A caller whose records found no room waits this often for a new journal: others may fill it first.
+# How often a caller tries whose records found no room: others may fill a new journal first.
 JOURNAL_TRIES = 4
 
 

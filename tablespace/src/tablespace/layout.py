@@ -205,7 +205,7 @@ MIN_JOURNAL_BYTES = 64 << 20
 
 
 def index_bound_bytes(geometry: Geometry) -> int:
-    """Return what journal, snapshot, their .bak, one spare and one being made can come to at most."""
+    """Return what journals and snapshots come to at most: .bak, spare and one more of each."""
     snapshot = geometry.capacity * MAX_ENTRY_TEXT_BYTES + (1 << 20)
     journal = max(MIN_JOURNAL_BYTES, snapshot) + (2 << 20)
     return 4 * snapshot + 4 * journal

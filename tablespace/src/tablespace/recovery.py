@@ -179,9 +179,7 @@ class _Recovery:
             journal = self.rewrite_journal(index, replay.seq, base_seq, records)
         return Recovered(index, journal, replay.seq, self.report, size)
 
-    def rewrite_journal(
-        self, index: KeyIndex, seq: int, base_seq: int, records: bytes
-    ) -> Journal:
+    def rewrite_journal(self, index: KeyIndex, seq: int, base_seq: int, records: bytes) -> Journal:
         """Write all that was replayed, so that an older snapshot goes on telling everything too.
 
         Where the disk is full and the reserved space too small for that, a snapshot and an empty

@@ -148,7 +148,8 @@ class Reserve:
             return
         if not self._possible:
             self.problem = (
-                "none, fallocate is refused on this file system; a full disk will block deletes too"
+                "none, fallocate is refused on this file system; "
+                "a full disk will block deletes too"
             )
         else:
             self.problem = (

@@ -1,4 +1,4 @@
-"""Spare files: space that journals and snapshots are written into, so that nobody else can take it.
+"""Spare files: space for journals and snapshots that nobody else can take.
 
 A file of the index is never removed and made again where the disk may be full in between.  The
 next one is written into a *spare*, which gets the temporary name; the one that goes out of use
