@@ -26,6 +26,7 @@ from tablespace.layout import (
     parse_size,
     plan_geometry,
 )
+from tablespace.prewrite import reason_against
 from tablespace.recovery import (
     RECOVER_MODES,
     Recovered,
@@ -172,6 +173,7 @@ def open_directory(
     evict: bool = False,
     break_lock: bool = False,
     keep: Keep | None = None,
+    prewrite: bool = True,
 ) -> Store:
     """Open a region over any `Directory`; `open_store` gives the real one."""
     if not create and not directory.exists(REGION_NAME):
@@ -217,6 +219,8 @@ def open_directory(
             device.close()
         lock.close()
         raise
+    if prewrite:
+        store.start_prewriting(reason_against(directory.path, region.geometry, choice))
     store.announce()
     _tell(directory, region, choice, recovered.report)
     return store
@@ -368,12 +372,15 @@ def _make_containers(
     devices: list[Device],
 ) -> None:
     """Make container files, durably; when one cannot be made, none of them stays."""
+    first = len(devices)
     try:
         for number in numbers:
             device = _open_container(directory, container_name(number), choice, create=True)
             devices.append(device)
             if device.size_bytes != shape.container_bytes:
                 _allocate(device, shape.container_bytes, choice)
+        # After all of them: the first sync writes most of what the others would.
+        for device in devices[first:]:
             device.sync_data()
         directory.sync(CONTAINERS)
     except OSError:

@@ -25,6 +25,7 @@ from tablespace.io.open import IoChoice
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
+from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
 from tablespace.reserve import Reserve
@@ -105,6 +106,8 @@ class Store:
         self._closing = threading.Lock()
         self._counting = threading.Lock()
         self._counts = Counts()
+        self._prewriter: Prewriter | None = None
+        self._prewriting = "no prewriting: not asked for"
         fork.watch(self)
 
     # Writing.
@@ -445,8 +448,20 @@ class Store:
         return "direct" if all(device.direct for device in self._devices) else "buffered"
 
     def _choices(self) -> list[str]:
-        notes = [self._reserve.describe()] + ([self._lock.note] if self._lock.note else [])
+        if self._prewriter is not None:
+            self._prewriting = self._prewriter.describe()
+        notes = [self._reserve.describe(), self._prewriting] + (
+            [self._lock.note] if self._lock.note else []
+        )
         return self._choice.reasons + notes
+
+    def start_prewriting(self, reason_against: str | None) -> None:
+        """Write containers ahead of their first use, unless there is a reason against it."""
+        if reason_against is not None:
+            self._prewriting = f"no prewriting: {reason_against}"
+            return
+        self._prewriter = Prewriter(self._directory.path, self._devices, self._committer)
+        self._prewriter.start()
 
     def _still_ours(self) -> bool:
         """Say whether region.json still is the file whose lock this store holds."""
@@ -496,6 +511,8 @@ class Store:
                 return
             self._closed = "the store is closed"
         try:
+            if self._prewriter is not None:
+                self._prewriter.stop()
             self._compactor.wait()
             if self._committer.failed is None:
                 self._committer.run(DeleteRequest([]))

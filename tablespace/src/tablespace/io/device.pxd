@@ -37,6 +37,7 @@ cdef class Device:
     cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil
     cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil
     cdef int do_close(self) noexcept nogil
     cdef int64_t fits(self, size_t length, uint64_t offset) noexcept nogil
     cdef int64_t finish(self, IoKind kind, void *buffer, size_t length, uint64_t offset,

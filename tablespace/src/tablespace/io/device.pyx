@@ -66,6 +66,9 @@ cdef class Device:
     cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
         return -ENOSYS
 
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil:
+        return -ENOSYS
+
     cdef int do_close(self) noexcept nogil:
         return 0
 
@@ -283,6 +286,19 @@ cdef class Device:
                 code = self.do_reserve(size_bytes)
         if code < 0:
             raise os_error(code, self.path)
+
+    def first_hole(self, uint64_t offset):
+        """Return where the first part from `offset` on begins that was never written.
+
+        The file's size where all of it was.
+        """
+        cdef int64_t found = -ENXIO
+        if not self.closed:
+            with nogil:
+                found = self.do_first_hole(offset)
+        if found < 0:
+            raise os_error(<int>found, self.path)
+        return found
 
     def count_as_filler(self):
         """Let appends begin at the start of the file, over what is there."""

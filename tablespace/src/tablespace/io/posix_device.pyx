@@ -18,6 +18,8 @@ cdef extern from "unistd.h" nogil:
     ssize_t pwrite(int fd, const void *buffer, size_t length, long offset)
     int fdatasync(int fd)
     int ftruncate(int fd, long length)
+    long lseek(int fd, long offset, int whence)
+    int SEEK_HOLE
     int c_close "close"(int fd)
 
 from posix.unistd cimport getpid
@@ -112,6 +114,11 @@ cdef class PosixDevice(Device):
     cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
         cdef int code = fallocate(self.fd, FALLOC_FL_KEEP_SIZE, 0, <long>size_bytes)
         return -errno if code < 0 else 0
+
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil:
+        # An extent that is allocated and unwritten counts as a hole.
+        cdef long found = lseek(self.fd, <long>offset, SEEK_HOLE)
+        return -errno if found < 0 else found
 
     cdef int do_close(self) noexcept nogil:
         cdef int fd = self.fd

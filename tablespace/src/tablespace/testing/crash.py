@@ -64,6 +64,7 @@ def open_simulated(
         recover_mode=recover_mode,
         verify=verify,
         evict=evict,
+        prewrite=False,
     )
 
 

@@ -109,6 +109,8 @@ class Disk:
         self.base_space: dict[int, int] = dict(space or {})
         self.space = dict(self.base_space)
         self.full = full
+        # Blocks of each node that were ever written to here.
+        self.written: dict[int, set[int]] = {}
         self._next_node = max([ROOT, *self.files, *self.directories]) + 1
         self._next_ident = 1
         self._in_observer = False
@@ -162,6 +164,8 @@ class Disk:
         if end > len(live):
             live.extend(bytes(end - len(live)))
         live[offset:end] = data
+        blocks = range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        self.written.setdefault(node, set()).update(blocks)
         self.trace.append(Event("done", node, ident=ident))
 
     def held_bytes(self, node: int) -> int:
@@ -180,6 +184,14 @@ class Disk:
             self.space[node] = size_bytes
             self.trace.append(Event("space", node, size_bytes))
         return 0
+
+    def first_hole(self, node: int, offset: int) -> int:
+        """Return where the first block from `offset` on begins that was never written."""
+        written = self.written.get(node, set())
+        block = offset // BLOCK_BYTES
+        while block in written:
+            block += 1
+        return min(block * BLOCK_BYTES, len(self.files[node]))
 
     def set_length(self, node: int, size_bytes: int) -> None:
         """Truncate or extend (with zeros)."""

@@ -132,6 +132,10 @@ cdef class SimulatedDevice(Device):
     cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
         return keep(self, size_bytes)
 
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil:
+        with gil:
+            return self.disk.first_hole(self.node, offset)
+
     cdef int do_close(self) noexcept nogil:
         with gil:
             if self.disk.locks.get(self.node) is self:
