@@ -51,6 +51,7 @@ from tablespace.resize import (
     shrink_index,
 )
 from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_FILES, SNAPSHOT_NAME
+from tablespace.spare import give_up
 from tablespace.store import Store
 
 logger = logging.getLogger("tablespace")
@@ -268,6 +269,9 @@ def _resize(
         device.close()
     del devices[wanted.containers :]
     recovered.journal.close()
+    if wanted.containers < have.containers:
+        for files in (SNAPSHOT_FILES, JOURNAL_FILES):
+            give_up(directory, files)
     again = recover(directory, region, mode)
     again.report.notes += recovered.report.notes
     if evicted:

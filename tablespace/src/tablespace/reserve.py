@@ -95,7 +95,7 @@ class Reserve:
 
     Notes
     -----
-    Any thread may call; only one compaction may be under way.
+    `admits` is for the thread that leads a commit, `settle` for the one that compacts.
     """
 
     def __init__(self, directory: Directory, geometry: Geometry) -> None:
@@ -119,7 +119,10 @@ class Reserve:
         )
 
     def settle(self, index: KeyIndex) -> OSError | None:
-        """Make spares of what went out of use, and get what is short; return what went wrong."""
+        """Make spares of what went out of use, and get what is short; return what went wrong.
+
+        Between two compactions only.
+        """
         with self._lock:
             snapshot = max(
                 self.snapshot_bytes,
@@ -265,8 +268,28 @@ class Reserve:
         )
         if min(needed, self._most) <= kept:
             return True
-        self.settle(index)
+        self._grow(index)
         return min(needed, self._most) <= self.snapshot_bytes
+
+    def _grow(self, index: KeyIndex) -> None:
+        """Get more for the files there are; names are left alone, a compaction may be at them.
+
+        In the order in which a file goes through the names, so that none is missed that moves.
+        """
+        with self._lock:
+            snapshot = snapshot_reserve_bytes(self._geometry, index.live_count, index.name_bytes)
+            sizes = ((SNAPSHOT_FILES, snapshot), (JOURNAL_FILES, journal_reserve_bytes(snapshot)))
+            failed: OSError | None = None
+            for files, size_bytes in sizes:
+                names = (files.temporary, files.live, files.backup)
+                for name in (*files.spares, *names, *files.retired):
+                    try:
+                        self._keep(name, size_bytes)
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        failed = failed or error
+            self._note(failed, snapshot)
 
     def is_roomy(self) -> bool:
         """Say whether space given up for a moment can be had again."""

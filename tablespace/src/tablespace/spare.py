@@ -119,6 +119,20 @@ def retire(directory: Directory, files: FileSet, name: str) -> None:
             return
 
 
+def give_up(directory: Directory, files: FileSet) -> None:
+    """Give the space back, for a region that becomes smaller."""
+    for name in (*files.spares, *files.retired):
+        directory.unlink(name)
+    for name in (files.live, files.backup):
+        if directory.exists(name):
+            device = directory.open(name)
+            try:
+                # To the length it has: what is reserved behind that goes.
+                device.truncate(device.size_bytes)
+            finally:
+                device.close()
+
+
 def blank(device: Device) -> None:
     """Write blank lines over all of a file; not synced.
 

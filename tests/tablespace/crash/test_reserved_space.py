@@ -326,3 +326,38 @@ def test_entries_that_outgrow_the_reserve_are_refused_before_they_block_deletes(
         assert workload.delete(b"%03d" % number * 80)
     assert workload.put(b"k") and workload.recorder.failures == []
     audit(store)
+
+
+def test_the_reserve_grows_with_the_entries_and_touches_no_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A put can come while a compaction is writing into a spare: a put that then blanked or
+    renamed files would write over the compaction's snapshot."""
+    monkeypatch.setattr(reserve, "SMALL_BYTES", 4096)
+    monkeypatch.setattr(reserve, "SHARE", 1 << 30)
+    workload = Workload(Geometry(4096, 32 << 12, 4))
+    store = workload.recorder.store
+    assert store is not None
+    assert workload.snapshot() and workload.snapshot()
+    before, kept = names(workload.disk), store._reserve.snapshot_bytes
+    for number in range(128):
+        assert workload.put(b"%03d" % number * 80)
+    assert names(workload.disk) == before
+    assert store._reserve.snapshot_bytes > 2 * kept
+    workload.disk.full = True
+    for number in range(128):
+        assert workload.delete(b"%03d" % number * 80)
+        assert number % 16 or workload.snapshot()
+    assert workload.recorder.failures == []
+
+
+def test_a_region_made_smaller_gives_its_reserve_back() -> None:
+    large, small = Geometry(4096, 64 << 12, 8), Geometry(4096, 64 << 12, 2)
+    workload = Workload(large)
+    workload.put(*KEYS)
+    workload.snapshot()
+    disk = workload.disk
+    before = sum(disk.held_bytes(disk.find(name) or 0) for name in names(disk) if "index" in name)
+    workload.resize(small)
+    held = sum(disk.held_bytes(disk.find(name) or 0) for name in names(disk) if "index" in name)
+    assert held < before // 3
