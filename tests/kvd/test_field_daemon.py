@@ -83,6 +83,7 @@ def test_stops_and_kills_leave_nothing_that_adds_up(daemons, make_blocks, wait_u
         "index.log.bak",
         "index.snapshot.json",
         "index.snapshot.json.bak",
+        *(f"index.{kind}.spare{more}" for kind in ("log", "snapshot.json") for more in ("", "2")),
     }
 
 

@@ -23,6 +23,7 @@ from tablespace.layout import container_name
 from tablespace.opening import holds_records, open_containers
 from tablespace.recovery import Damage, Loaded, find_leftovers, load_index, new_index, recover
 from tablespace.region import REGION_NAME, Region, RegionLock, decode_region
+from tablespace.reserve import Reserve
 from tablespace.resize import CONTAINERS, find_surplus_containers, remove_surplus_containers
 from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, load_snapshot
 from tablespace.stats import slot_counts
@@ -352,9 +353,17 @@ class _Check:
             Eviction(recovered.index, "lru", self.directory.path),
             lambda device: None,
         )
+        reserve = Reserve(self.directory, self.region.geometry)
+        reserve.settle(recovered.index)
         compactor = Compactor(
-            self.directory, self.region, committer, recovered.snapshot_bytes, self.still_ours
+            self.directory,
+            self.region,
+            committer,
+            recovered.snapshot_bytes,
+            self.still_ours,
+            reserve,
         )
+        committer.make_room = compactor.make_room
         try:
             before = len(recovered.index.allocator.quarantined_slots())
             report.restored = committer.retest()

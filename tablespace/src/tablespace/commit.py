@@ -23,6 +23,7 @@ from tablespace.io.commit_group import (
     CommitGroup,
     Stage,
     append_lines,
+    get_space,
     sync_and_append,
 )
 from tablespace.io.deadline import timeout_error
@@ -37,6 +38,18 @@ from tablespace.quarantine import TESTS_PER_TURN, Quarantine
 # worth, but never more than this share of the region.
 SPARE_GROUPS = 2
 SPARE_SHARE = 16
+
+
+# How often a caller tries whose records found no room: others may fill a new journal first.
+JOURNAL_TRIES = 4
+
+
+class JournalFullError(FullError):
+    """The journal could not grow; nothing of the group was appended."""
+
+    def __init__(self, message: str, journal: Journal) -> None:
+        super().__init__(message)
+        self.journal = journal
 
 
 class DeleteRequest(Request):
@@ -107,6 +120,10 @@ class Committer:
         self.quarantine = Quarantine(index, devices)
         self.stuck: list[CommitGroup] = []
         self.held = HeldRecords()
+        # Starts a new journal in reserved space instead of a full one; False where it cannot.
+        self.make_room: Callable[[Journal], bool] | None = None
+        # Says whether the space reserved for a snapshot lets so many entries more in.
+        self.admits: Callable[[int], bool] | None = None
         self._queue = CommitQueue(self._commit_batch, self._share_limit())
 
     def run(self, request: Request) -> None:
@@ -118,6 +135,19 @@ class Committer:
             As the commit met; the request's own outcome tells about single blocks.
         """
         self._eviction.refuse_reentry()
+        for _ in range(JOURNAL_TRIES - 1):
+            try:
+                self._queue.run(request)
+            except JournalFullError as error:
+                # A compaction is made of barriers itself.
+                if isinstance(request, Barrier) or self.make_room is None:
+                    raise
+                if not self.make_room(error.journal):
+                    raise
+                request.error = None
+                request.done = False
+            else:
+                return
         self._queue.run(request)
 
     def _share_limit(self) -> int:
@@ -210,6 +240,11 @@ class Committer:
         self._in_doubt = False
 
     def _commit_puts(self, requests: list[PutRequest]) -> None:
+        if self.admits is not None and not self.admits(sum(each.count for each in requests)):
+            raise FullError(
+                "the disk is full and the space reserved for the index takes no more entries; "
+                "nothing was stored. Remedy: free space on that file system, or delete keys"
+            )
         group = CommitGroup(requests, self.devices, self.allocator)
         demand = group.demand()
         # A batch of both kinds is durable for all.
@@ -456,9 +491,10 @@ class Committer:
         if stage is not Stage.APPEND:
             raise self.fail(error) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FullError(
+            raise JournalFullError(
                 f"no space left for the journal {path}; nothing was stored. "
-                "Remedy: free space on that file system"
+                "Remedy: free space on that file system",
+                self.journal,
             ) from error
         raise error
 
@@ -498,6 +534,9 @@ class Committer:
             if stage is Stage.QUEUE_BROKE:
                 self._keep_for_ever(group, requests)
             self._judge(stage, code, self.journal.path)
+            # What is held must fit the journal however full the disk gets until it is settled.
+            code = get_space(self.journal.device, held.writer)
+            self._judge(Stage.APPEND if code < 0 else Stage.DONE, code, self.journal.path)
         except BaseException:
             held.writer.cut(before)
             raise
@@ -533,10 +572,11 @@ class Committer:
         path = devices[failed].path if stage is Stage.DATA_SYNC else self.journal.path
         try:
             self._judge(stage, code, path)
-        except FullError as error:
-            raise FullError(
+        except JournalFullError as error:
+            raise JournalFullError(
                 f"{error}. {held.blocks} blocks acknowledged before are readable and not "
-                "durable yet: flush again when there is space"
+                "durable yet: flush again when there is space",
+                self.journal,
             ) from error
         self.index.let_go()
         self.groups += 1

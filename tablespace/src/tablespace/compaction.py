@@ -9,17 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tablespace.commit import Barrier, Committer
+from tablespace.errors import TablespaceError
 from tablespace.io.directory import Directory
-from tablespace.journal import JOURNAL_BACKUP_NAME, install_journal, stage_journal
+from tablespace.journal import JOURNAL_FILES, Journal, install_journal, stage_journal
 from tablespace.layout import MIN_JOURNAL_BYTES
 from tablespace.region import Region
+from tablespace.reserve import Reserve
 from tablespace.snapshot import (
-    SNAPSHOT_BACKUP_NAME,
+    SNAPSHOT_FILES,
     SnapshotSource,
     capture_index,
     install_snapshot,
     stage_snapshot,
 )
+from tablespace.spare import rename_to_retired
 
 logger = logging.getLogger("tablespace")
 
@@ -48,6 +51,7 @@ class Compactor:
         committer: Committer,
         snapshot_bytes: int,
         still_ours: Callable[[], bool],
+        reserve: Reserve,
     ) -> None:
         self._directory = directory
         self._region = region
@@ -55,6 +59,9 @@ class Compactor:
         self.snapshot_bytes = snapshot_bytes
         # Renaming over another writer's files would undo what it acknowledged.
         self._still_ours = still_ours
+        self.reserve = reserve
+        # A journal that no new one could be started for: not tried again and again.
+        self._hopeless: Journal | None = None
         self.compactions = 0
         self.problem: BaseException | None = None
         self._not_before = 0
@@ -67,13 +74,15 @@ class Compactor:
         """The journal's length at which compaction starts."""
         return max(MIN_JOURNAL_BYTES, self.snapshot_bytes)
 
-    def compact(self, keep_old: bool = True) -> None:
+    def compact(self, keep_old: bool = True, instead_of: Journal | None = None) -> None:
         """Write a snapshot of now and start a new journal.
 
         Parameters
         ----------
         keep_old : bool
             Whether the snapshot and journal before stay as .bak.
+        instead_of : Journal, optional
+            Do nothing where this one is not in use any more.
 
         Raises
         ------
@@ -81,6 +90,8 @@ class Compactor:
             When a file could not be written; the old snapshot and journal stay in force.
         """
         with self._one_at_a_time:
+            if instead_of is not None and self._committer.journal is not instead_of:
+                return
             capture = _Capture()
             self._committer.run(Barrier(lambda: self._take(capture)))
             assert capture.source is not None
@@ -90,6 +101,26 @@ class Compactor:
                 self._committer.run(Barrier(self._forget_old))
             self.snapshot_bytes = size_bytes
             self.compactions += 1
+            problem = self.reserve.settle(self._committer.index)
+            if problem is not None and not keep_old and self._names_remain():
+                raise problem
+
+    def _names_remain(self) -> bool:
+        """Say whether a retired file is left that may name what was cleared."""
+        names = (*SNAPSHOT_FILES.retired, *JOURNAL_FILES.retired)
+        return any(self._directory.exists(name) for name in names)
+
+    def make_room(self, full: Journal) -> bool:
+        """Start a new journal in the reserved space; return whether there is another now."""
+        if self.reserve.snapshot_bytes == 0 or self._hopeless is full:
+            return False
+        try:
+            self.compact(instead_of=full)
+        except (OSError, TablespaceError) as error:
+            self._hopeless = full
+            logger.warning("%s: no new journal on a full disk: %s", self._directory.path, error)
+            return False
+        return True
 
     def _take(self, capture: _Capture) -> None:
         """Copy the index as it is between two commits."""
@@ -132,12 +163,15 @@ class Compactor:
             # A signal's exception: whether the new file is in place is not known.
             committer.fail(OSError(errno.EINTR, f"a rotation was interrupted by {error!r}"))
             raise
-        old.close()
+        # On a full disk it keeps its filler, and with it its space.
+        old.close(tidy=self.reserve.is_roomy())
 
     def _forget_old(self) -> None:
-        """Remove the .bak files: what they tell is not to come back."""
-        for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
-            self._directory.unlink(name)
+        """Take the .bak files out of use: what they tell is not to come back."""
+        for files in (SNAPSHOT_FILES, JOURNAL_FILES):
+            if self._directory.exists(files.backup):
+                rename_to_retired(self._directory, files, files.backup)
+            self._directory.unlink(files.backup)
         self._directory.sync()
 
     def consider(self) -> None:

@@ -7,12 +7,16 @@ from typing import Any
 
 from tablespace.io.directory import PosixDirectory
 from tablespace.io.host import is_alive
-from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME
+from tablespace.journal import JOURNAL_FILES
 from tablespace.layout import container_name, format_size
 from tablespace.region import HOLDER_OFFSET, REGION_NAME, decode_region, read_holder
-from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
+from tablespace.snapshot import SNAPSHOT_FILES
 
-_INDEX_FILES = (JOURNAL_NAME, JOURNAL_BACKUP_NAME, SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME)
+_INDEX_FILES = [
+    name
+    for files in (JOURNAL_FILES, SNAPSHOT_FILES)
+    for name in (files.live, files.backup, *files.spares)
+]
 
 
 def describe_region(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from tablespace.io.device import Device
 from tablespace.io.directory import Directory
 from tablespace.layout import Geometry
 from tablespace.region import Region, check_version
+from tablespace.spare import FileSet, open_temporary, put_aside, retire
 
 JOURNAL_NAME = "index.log"
 JOURNAL_BACKUP_NAME = "index.log.bak"
 JOURNAL_NEW_NAME = "index.log.new"
+JOURNAL_FILES = FileSet(JOURNAL_NAME, JOURNAL_BACKUP_NAME, JOURNAL_NEW_NAME)
 
 
 class _HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,11 +132,17 @@ class Journal:
         """Return what was appended from an offset on."""
         return self.device.read_at(offset_bytes, self.device.end_bytes - offset_bytes)
 
-    def close(self, tidy: bool = True) -> None:
-        """Close the file; when `tidy`, without its filler, so that `cat` shows history alone."""
+    def close(self, tidy: bool = True, keep_bytes: int = 0) -> None:
+        """Close the file; when `tidy`, without its filler, so that `cat` shows history alone.
+
+        Cutting the filler off gives up the space kept behind it; `keep_bytes` of it are taken
+        again.
+        """
         try:
             if tidy and not self.device.closed and self.device.end_bytes < self.device.size_bytes:
                 self.device.truncate(self.device.end_bytes)
+                if keep_bytes:
+                    self.device.reserve(keep_bytes)
         except OSError:
             pass  # Blank lines are filler to every reader.
         self.device.close()
@@ -144,14 +152,15 @@ def stage_journal(
     directory: Directory, region: Region, base_seq: int, records: bytes = b""
 ) -> Journal:
     """Write a journal under its temporary name, durably. A failure here changes nothing."""
-    directory.unlink(JOURNAL_NEW_NAME)
-    device = directory.open(JOURNAL_NEW_NAME, create=True, exclusive=True)
+    device, spare = open_temporary(directory, JOURNAL_FILES)
     device.filler_bytes = directory.filler_bytes
     try:
         device.append(encode_header(region, base_seq) + records)
         device.sync_data()
     except BaseException:
         device.close()
+        if spare:
+            put_aside(directory, JOURNAL_FILES)
         directory.unlink(JOURNAL_NEW_NAME)
         raise
     return Journal(device, base_seq)
@@ -164,8 +173,11 @@ def install_journal(directory: Directory, keep_old: bool) -> None:
     before, and the new journal with the snapshot in place, each tell everything.
     """
     if keep_old and directory.exists(JOURNAL_NAME):
+        retire(directory, JOURNAL_FILES, JOURNAL_BACKUP_NAME)
         directory.link(JOURNAL_NAME, JOURNAL_BACKUP_NAME)
         directory.sync()
+    else:
+        retire(directory, JOURNAL_FILES, JOURNAL_NAME)
     directory.rename(JOURNAL_NEW_NAME, JOURNAL_NAME)
     directory.sync()
 

@@ -205,10 +205,10 @@ MIN_JOURNAL_BYTES = 64 << 20
 
 
 def index_bound_bytes(geometry: Geometry) -> int:
-    """Return what journal, snapshot, their .bak and one being written can come to at most."""
+    """Return what journals and snapshots come to at most: .bak, spare and one more of each."""
     snapshot = geometry.capacity * MAX_ENTRY_TEXT_BYTES + (1 << 20)
     journal = max(MIN_JOURNAL_BYTES, snapshot) + (2 << 20)
-    return 3 * snapshot + 3 * journal
+    return 4 * snapshot + 4 * journal
 
 
 def container_name(container_index: int) -> str:

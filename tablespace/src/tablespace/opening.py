@@ -18,7 +18,12 @@ from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
-from tablespace.journal import JOURNAL_BACKUP_NAME, JOURNAL_NAME, identify_by_journal
+from tablespace.journal import (
+    JOURNAL_BACKUP_NAME,
+    JOURNAL_FILES,
+    JOURNAL_NAME,
+    identify_by_journal,
+)
 from tablespace.layout import (
     Geometry,
     container_name,
@@ -27,6 +32,7 @@ from tablespace.layout import (
     parse_size,
     plan_geometry,
 )
+from tablespace.prewrite import reason_against
 from tablespace.recovery import (
     RECOVER_MODES,
     Recovered,
@@ -43,13 +49,15 @@ from tablespace.region import (
     decode_region,
     new_region,
 )
+from tablespace.reserve import Reserve
 from tablespace.resize import (
     CONTAINERS,
     change_region,
     remove_surplus_containers,
     shrink_index,
 )
-from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME
+from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_FILES, SNAPSHOT_NAME
+from tablespace.spare import give_up
 from tablespace.store import Store
 from tablespace.verification import verify_values
 
@@ -236,6 +244,7 @@ def open_directory(
     io_timeout_s: float | None = None,
     break_lock: bool = False,
     keep: Keep | None = None,
+    prewrite: bool = True,
 ) -> Store:
     """Open a region over any `Directory`; `open_store` gives the real one."""
     if not create and not directory.exists(REGION_NAME):
@@ -265,6 +274,8 @@ def open_directory(
                     directory, lock, region, wanted, recovered, choice, devices, recover_mode
                 )
         recovered.report.notes[:0] = notes
+        reserve = Reserve(directory, region.geometry)
+        reserve.settle(recovered.index)
         store = Store(
             directory,
             region,
@@ -278,12 +289,15 @@ def open_directory(
             eviction=eviction,
             compression=compression,
             io_timeout_s=io_timeout_s,
+            reserve=reserve,
         )
     except BaseException:
         for device in devices:
             device.close()
         lock.close()
         raise
+    if prewrite:
+        store.start_prewriting(reason_against(directory.path, region.geometry, choice))
     store.announce()
     _tell(directory, region, choice, recovered.report)
     return store
@@ -344,6 +358,9 @@ def _resize(
         device.close()
     del devices[wanted.containers :]
     recovered.journal.close()
+    if wanted.containers < have.containers:
+        for files in (SNAPSHOT_FILES, JOURNAL_FILES):
+            give_up(directory, files)
     again = recover(directory, region, mode)
     again.report.notes += recovered.report.notes
     if evicted:
@@ -430,8 +447,9 @@ def _create(
         )
     _make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
-    for name in (SNAPSHOT_BACKUP_NAME, JOURNAL_BACKUP_NAME):
-        directory.unlink(name)  # Of a region that was here before.
+    for files in (SNAPSHOT_FILES, JOURNAL_FILES):
+        for name in (files.backup, *files.spares, *files.retired):
+            directory.unlink(name)  # Of a region that was here before.
     lock.write(region)
     directory.sync()
     return Recovered(
@@ -447,12 +465,15 @@ def _make_containers(
     devices: list[Device],
 ) -> None:
     """Make container files, durably; when one cannot be made, none of them stays."""
+    first = len(devices)
     try:
         for number in numbers:
             device = _open_container(directory, container_name(number), choice, create=True)
             devices.append(device)
             if device.size_bytes != shape.container_bytes:
                 _allocate(device, shape.container_bytes, choice)
+        # After all of them: the first sync writes most of what the others would.
+        for device in devices[first:]:
             device.sync_data()
         directory.sync(CONTAINERS)
     except OSError:

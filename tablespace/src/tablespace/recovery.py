@@ -20,8 +20,8 @@ from tablespace.errors import CorruptionError
 from tablespace.io.directory import Directory
 from tablespace.journal import (
     JOURNAL_BACKUP_NAME,
+    JOURNAL_FILES,
     JOURNAL_NAME,
-    JOURNAL_NEW_NAME,
     Journal,
     JournalHead,
     create_journal,
@@ -33,22 +33,23 @@ from tablespace.journal import (
 from tablespace.region import Region
 from tablespace.snapshot import (
     SNAPSHOT_BACKUP_NAME,
+    SNAPSHOT_FILES,
     SNAPSHOT_NAME,
-    SNAPSHOT_TEMPORARY_NAME,
     capture_index,
     install_snapshot,
     load_snapshot,
     stage_snapshot,
 )
+from tablespace.spare import put_aside
 
 _KEY_MEMBER = re.compile(rb'"key":"((?:[0-9a-f]{2}){1,255})"')
 _PLACE_MEMBER = re.compile(rb'"at":\[(\d{1,8}),(\d{1,8})\]')
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 RECOVER_MODES = ("strict", "salvage", "empty")
 _LEFTOVERS = (
-    JOURNAL_NEW_NAME,
-    SNAPSHOT_TEMPORARY_NAME,
     JOURNAL_BACKUP_NAME + ".tmp",
     SNAPSHOT_BACKUP_NAME + ".tmp",
+    *(name + ".tmp" for files in (JOURNAL_FILES, SNAPSHOT_FILES) for name in files.retired),
     "containers/trial.tmp",
     "region.json.new",
 )
@@ -201,6 +202,11 @@ def recover(
     for name in find_leftovers(directory):
         directory.unlink(name)
         report.leftovers.append(name)
+    for files in (JOURNAL_FILES, SNAPSHOT_FILES):
+        if directory.exists(files.temporary):
+            # Not removed: on a full disk its space would be lost.
+            put_aside(directory, files)
+            report.leftovers.append(files.temporary)
     try:
         loaded = load_index(directory, region, mode, report)
         if verify is not None and report.damaged_lines:
@@ -257,20 +263,26 @@ class _Rewriting:
         if self.report.damaged_lines:
             journal = create_journal(self.directory, self.region, seq + 1, keep_old=True)
         else:
-            journal = self.rewrite_journal(self.loaded.base_seq, self.loaded.records)
+            journal = self.rewrite_journal(index, seq, self.loaded.base_seq, self.loaded.records)
         return Recovered(index, journal, seq, self.report, size)
 
-    def rewrite_journal(self, base_seq: int, records: bytes) -> Journal:
+    def rewrite_journal(self, index: KeyIndex, seq: int, base_seq: int, records: bytes) -> Journal:
         """Write all that was replayed, so that an older snapshot goes on telling everything too.
 
-        On a full disk the journal in place is cut and synced instead, which proves less after a
-        failed sync of an earlier process, but lets the region be opened and keys be deleted.
+        Where the disk is full and the reserved space too small for that, a snapshot and an empty
+        journal are written.  Where they do not fit either, the journal in place is cut and
+        synced, which proves less after a failed sync of an earlier process, but lets the region
+        be opened and keys be deleted.
         """
         try:
             journal = stage_journal(self.directory, self.region, base_seq, records)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not full or self.sound_bytes is None or self.report.source != SNAPSHOT_NAME:
+            if error.errno not in _FULL:
+                raise
+            shorter = self.start_anew(index, seq)
+            if shorter is not None:
+                return shorter
+            if self.sound_bytes is None or self.report.source != SNAPSHOT_NAME:
                 raise
             self.report.notes.append(f"the disk is full ({error}): {JOURNAL_NAME} kept in place")
             return keep_journal(self.directory, base_seq, self.sound_bytes)
@@ -279,6 +291,29 @@ class _Rewriting:
         except BaseException:
             journal.close()
             raise
+        return journal
+
+    def start_anew(self, index: KeyIndex, seq: int) -> Journal | None:
+        """Write a snapshot of what was replayed and an empty journal; None where both do not fit.
+
+        Nothing is installed before both are written.
+        """
+        try:
+            stage_snapshot(self.directory, self.region, capture_index(index, seq))
+            journal = stage_journal(self.directory, self.region, seq + 1)
+        except OSError as error:
+            if self.directory.exists(SNAPSHOT_FILES.temporary):
+                put_aside(self.directory, SNAPSHOT_FILES)
+            if error.errno not in _FULL:
+                raise
+            return None
+        try:
+            install_snapshot(self.directory, keep_old=self.report.source == SNAPSHOT_NAME)
+            install_journal(self.directory, keep_old=True)
+        except BaseException:
+            journal.close()
+            raise
+        self.report.notes.append("the disk is full: a snapshot was written instead of a journal")
         return journal
 
     def snapshot_size(self) -> int:

@@ -22,10 +22,12 @@ from tablespace.header_line import Count, Line, decode_line
 from tablespace.io.directory import Directory
 from tablespace.layout import ceil_div
 from tablespace.region import Region, check_version
+from tablespace.spare import FileSet, open_temporary, put_aside, retire
 
 SNAPSHOT_NAME = "index.snapshot.json"
 SNAPSHOT_BACKUP_NAME = "index.snapshot.json.bak"
 SNAPSHOT_TEMPORARY_NAME = "index.snapshot.json.tmp"
+SNAPSHOT_FILES = FileSet(SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME, SNAPSHOT_TEMPORARY_NAME)
 
 _COLUMNS = (b"key_len", b"key", b"at", b"len", b"xxh3", b"seq", b"meta_len", b"meta")
 # Also in chunks with compressed values.
@@ -121,16 +123,17 @@ def stage_snapshot(directory: Directory, region: Region, source: SnapshotSource)
 
     A failure here changes nothing that counts.  The capture is freed in any case.
     """
-    directory.unlink(SNAPSHOT_TEMPORARY_NAME)
-    device = directory.open(SNAPSHOT_TEMPORARY_NAME, create=True, exclusive=True)
+    device, spare = open_temporary(directory, SNAPSHOT_FILES)
     try:
         for line in encode_snapshot(source, region):
             device.append(line)
         device.sync_data()
-        size_bytes = device.size_bytes
+        size_bytes = device.end_bytes
     except BaseException:
         device.close()
         source.capture.close()
+        if spare:
+            put_aside(directory, SNAPSHOT_FILES)
         # Half a snapshot on a full disk would hold the very space that is missing.
         directory.unlink(SNAPSHOT_TEMPORARY_NAME)
         raise
@@ -150,7 +153,10 @@ def install_snapshot(directory: Directory, keep_old: bool = True) -> None:
         False when the one in place is known to be damaged, so that .bak stays the good one.
     """
     if keep_old and directory.exists(SNAPSHOT_NAME):
+        retire(directory, SNAPSHOT_FILES, SNAPSHOT_BACKUP_NAME)
         directory.link(SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME)
+    else:
+        retire(directory, SNAPSHOT_FILES, SNAPSHOT_NAME)
     directory.rename(SNAPSHOT_TEMPORARY_NAME, SNAPSHOT_NAME)
     directory.sync()
 

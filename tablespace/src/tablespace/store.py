@@ -32,8 +32,10 @@ from tablespace.io.open import IoChoice
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
+from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
+from tablespace.reserve import Reserve
 from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
 from tablespace.write_queue import WriteQueue, copy_into
 
@@ -76,6 +78,7 @@ class Store(AsyncCalls):
         *,
         verify: bool,
         evict: bool,
+        reserve: Reserve,
         durability: Durability,
         eviction: str | EvictionPolicy = "lru",
         compression: str | None = None,
@@ -115,8 +118,16 @@ class Store(AsyncCalls):
             self._left_direct,
         )
         self._compactor = Compactor(
-            directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
+            directory,
+            region,
+            self._committer,
+            recovered.snapshot_bytes,
+            self._still_ours,
+            reserve,
         )
+        self._reserve = reserve
+        self._committer.make_room = self._compactor.make_room
+        self._committer.admits = lambda blocks: reserve.admits(recovered.index, blocks)
         self._durability = durability
         self._queue = WriteQueue(
             directory.path,
@@ -138,6 +149,8 @@ class Store(AsyncCalls):
         self._counting = threading.Lock()
         self._counts = Counts()
         self._start_async()
+        self._prewriter: Prewriter | None = None
+        self._prewriting = "no prewriting: not asked for"
         fork.watch(self)
 
     # Writing.
@@ -606,8 +619,20 @@ class Store(AsyncCalls):
         return "direct" if all(device.direct for device in self._devices) else "buffered"
 
     def _choices(self) -> list[str]:
-        noted = [self._lock.note] if self._lock.note else []
-        return self._choice.reasons + self._eviction.reasons + self._codec.reasons + noted
+        notes = [self._reserve.describe(), self._prewriting]
+        if self._prewriter is not None:
+            notes[1] = self._prewriting = self._prewriter.describe()
+        if self._lock.note:
+            notes.append(self._lock.note)
+        return self._choice.reasons + self._eviction.reasons + self._codec.reasons + notes
+
+    def start_prewriting(self, reason_against: str | None) -> None:
+        """Write containers ahead of their first use, unless there is a reason against it."""
+        if reason_against is not None:
+            self._prewriting = f"no prewriting: {reason_against}"
+            return
+        self._prewriter = Prewriter(self._directory.path, self._devices, self._committer)
+        self._prewriter.start()
 
     def _still_ours(self) -> bool:
         """Say whether region.json still is the file whose lock this store holds."""
@@ -681,6 +706,8 @@ class Store(AsyncCalls):
         problem: BaseException | None = None
         try:
             self._queue.close(self._closed)
+            if self._prewriter is not None:
+                self._prewriter.stop()
             self._compactor.wait()
             if self._committer.failed is None:
                 self._committer.flush()
@@ -694,7 +721,10 @@ class Store(AsyncCalls):
             except (OSError, TablespaceError, MemoryError) as error:
                 problem = error
             self._readers.close(self._closed)
-            self._committer.journal.close(tidy=self._committer.failed is None)
+            sound = self._committer.failed is None
+            self._committer.journal.close(
+                tidy=sound and self._reserve.is_roomy(), keep_bytes=self._reserve.journal_bytes
+            )
             for device in self._devices:
                 device.close()
             if not self._committer.stuck:

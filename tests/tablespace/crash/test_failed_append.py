@@ -1,4 +1,4 @@
-"""An append that a full disk cut short is taken back, durably, before its slots are used again."""
+"""An append that an error cut short is taken back, durably, before its slots are used again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from tablespace.errors import FullError
 from tablespace.layout import Geometry
 from tablespace.testing import Breach, Event, Fault, FaultPlan, Hunt, HuntReport, Workload
 from tablespace.testing.workload import fresh_region
@@ -22,10 +21,10 @@ def history(seed: int) -> tuple[Workload, int]:
     # Both containers belong to the pool, so that half an append holds a whole record of a put.
     assert workload.put(*KEYS[:4]) and workload.delete(*KEYS[1:4])
     start = workload.disk.clock
-    workload.disk.faults = FaultPlan(Fault("write", 1, errno.ENOSPC, label="index.log"))
+    workload.disk.faults = FaultPlan(Fault("write", 1, errno.EIO, label="index.log"))
     assert not workload.put(*KEYS[:3])
     workload.disk.faults = None
-    assert isinstance(workload.recorder.failures.pop(), FullError)
+    assert isinstance(workload.recorder.failures.pop(), OSError)
     assert workload.put(*KEYS[3:])
     return workload, start
 
@@ -44,7 +43,7 @@ def test_an_append_cut_short_never_comes_back_over_slots_that_others_have(seed: 
     out at once. A power loss that kept the lines of the failed append replayed them over the next
     group's data: an acknowledged value of an overwritten key was lost, and with verify=False
     another key's bytes came back."""
-    assert hunt(seed).images > 300
+    assert hunt(seed).images > 250
 
 
 def without_the_sync_of_the_cut(trace: list[Event]) -> None:

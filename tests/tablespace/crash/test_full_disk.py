@@ -14,7 +14,7 @@ from tablespace.testing import Fault, FaultPlan, SimulatedDirectory, Workload
 from tablespace.testing.crash import open_simulated
 from tablespace.testing.model import audit, read_all
 
-from tablespace import recovery
+from tablespace import recovery, snapshot
 
 GEOMETRY = Geometry(4096, 16384, 2)
 KEYS = [b"key-%d" % number for number in range(6)]
@@ -60,6 +60,7 @@ def test_a_temporary_file_left_lying_is_noticed(monkeypatch: pytest.MonkeyPatch)
             real(self, name)
 
     monkeypatch.setattr(SimulatedDirectory, "unlink", unlink)
+    monkeypatch.setattr(snapshot, "put_aside", lambda *_: None)
     assert SNAPSHOT_TEMPORARY_NAME in names(with_a_failed_snapshot(2))
 
 

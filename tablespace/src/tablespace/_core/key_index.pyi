@@ -8,6 +8,7 @@ def check_key(key: object) -> None: ...
 class KeyIndex:
     live_count: int
     limbo_count: int
+    name_bytes: int
     allocator: SlotAllocator
     keeps_order: bool
     events: deque[bytes] | None

@@ -438,6 +438,7 @@ cdef class KeyIndex:
         self.table[place] = ((hash >> 32) << 32) | (<uint64_t>id + 1)
         self.link_newest(id, entry)
         self.live_count += 1
+        self.name_bytes += key_length + metadata_length
         if self.events is not None:
             self.tell(b'i', entry)
         return id
@@ -454,6 +455,7 @@ cdef class KeyIndex:
         self.table_remove(id, hash_key(entry.name, entry.key_length))
         self.unlink(entry)
         self.live_count -= 1
+        self.name_bytes -= <size_t>entry.key_length + entry.metadata_length
         entry.flags = (ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
                        | (entry.flags & ENTRY_COMPRESSED))
         if suspect or entry.location & PIN_MASK:

@@ -52,6 +52,9 @@ cdef int append_durably(Device journal, LineWriter writer, int *code) noexcept n
     cdef int cut
     if writer.used == 0:
         return STAGE_DONE
+    code[0] = journal.make_room(writer.used)
+    if code[0] < 0:
+        return STAGE_APPEND
     code[0] = <int>min(<int64_t>0, journal.extend(writer.data, writer.used))
     if code[0] < 0:
         # The cut must be durable before another group's append: lines of this one that reached
@@ -77,6 +80,14 @@ def append_lines(Device journal not None, LineWriter writer not None):
     with nogil:
         stage = append_durably(journal, writer, &code)
     return Stage(stage), code
+
+
+def get_space(Device journal not None, LineWriter writer not None):
+    """Get the journal's space for lines that are appended later; 0, -ENOSPC or -EDQUOT."""
+    cdef int code
+    with nogil:
+        code = journal.make_room(writer.used)
+    return code
 
 
 def sync_and_append(list devices not None, Device journal not None, LineWriter writer not None):

@@ -44,6 +44,7 @@ cdef class Device:
     cdef void forget(self, uint64_t offset, uint64_t length) noexcept nogil
     cdef int64_t extend(self, const void *buffer, size_t length) noexcept nogil
     cdef uint64_t end(self) noexcept nogil
+    cdef int make_room(self, size_t length) noexcept nogil
     cdef void lay_filler(self) noexcept nogil
     cdef int cut(self, uint64_t size_bytes) noexcept nogil
     # Hooks: what a kind of device overrides. They return bytes (or 0), or -errno.
@@ -53,6 +54,8 @@ cdef class Device:
     cdef void do_forget(self, uint64_t offset, uint64_t length) noexcept nogil
     cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil
+    cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil
     cdef int do_close(self) noexcept nogil
     cdef int64_t fits(self, size_t length, uint64_t offset) noexcept nogil
     cdef int64_t finish(self, IoKind kind, void *buffer, size_t length, uint64_t offset,

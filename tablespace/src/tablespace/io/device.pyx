@@ -10,7 +10,7 @@ import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, EBADF, EINTR, EINVAL, EIO, ENOSYS, ENXIO
+from libc.errno cimport EAGAIN, EBADF, EDQUOT, EINTR, EINVAL, EIO, ENOSPC, ENOSYS, ENXIO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -77,6 +77,12 @@ cdef class Device:
         return -ENOSYS
 
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil:
+        return -ENOSYS
+
+    cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
+        return -ENOSYS
+
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil:
         return -ENOSYS
 
     cdef int do_close(self) noexcept nogil:
@@ -174,6 +180,21 @@ cdef class Device:
             self.size_bytes = start + length
             self.slack_bytes = 0
         return code
+
+    cdef int make_room(self, size_t length) noexcept nogil:
+        """Get the space for an append before any of it is written; 0, -ENOSPC or -EDQUOT.
+
+        So an append that does not fit leaves nothing to cut, and the file keeps its space.
+        """
+        cdef int code
+        if self.closed or length <= self.slack_bytes:
+            return 0
+        if self.filler_bytes:
+            self.lay_filler()
+        if length <= self.slack_bytes:
+            return 0
+        code = self.do_reserve(self.end() + length)
+        return code if code == -ENOSPC or code == -EDQUOT else 0
 
     cdef void lay_filler(self) noexcept nogil:
         """Write newlines behind the end, so that the appends to come change no length.
@@ -297,6 +318,34 @@ cdef class Device:
 
     def drop_cached(self, uint64_t offset, size_t length):
         """Let a cache of this machine forget a range, so that the next read asks the medium."""
+
+    def reserve(self, uint64_t size_bytes):
+        """Reserve space on the disk up to `size_bytes`; the file's length stays as it is."""
+        cdef int code = -ENXIO
+        if self.read_only:
+            code = -EBADF
+        elif not self.closed:
+            with nogil:
+                code = self.do_reserve(size_bytes)
+        if code < 0:
+            raise os_error(code, self.path)
+
+    def first_hole(self, uint64_t offset):
+        """Return where the first part from `offset` on begins that was never written.
+
+        The file's size where all of it was.
+        """
+        cdef int64_t found = -ENXIO
+        if not self.closed:
+            with nogil:
+                found = self.do_first_hole(offset)
+        if found < 0:
+            raise os_error(<int>found, self.path)
+        return found
+
+    def count_as_filler(self):
+        """Let appends begin at the start of the file, over what is there."""
+        self.slack_bytes = self.size_bytes
 
     def close(self):
         """Close the file; further calls fail with ENXIO."""

@@ -12,12 +12,15 @@ cdef extern from "fcntl.h" nogil:
     int fallocate(int fd, int mode, long offset, long length)
     int posix_fadvise(int fd, long offset, long length, int advice)
     int F_GETFL, F_SETFL, O_DIRECT, POSIX_FADV_DONTNEED
+    int FALLOC_FL_KEEP_SIZE
 
 cdef extern from "unistd.h" nogil:
     ssize_t pread(int fd, void *buffer, size_t length, long offset)
     ssize_t pwrite(int fd, const void *buffer, size_t length, long offset)
     int fdatasync(int fd)
     int ftruncate(int fd, long length)
+    long lseek(int fd, long offset, int whence)
+    int SEEK_HOLE
     int c_close "close"(int fd)
 
 from posix.unistd cimport getpid
@@ -122,6 +125,15 @@ cdef class PosixDevice(Device):
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil:
         # Not posix_fallocate: where the file system cannot, glibc writes every page instead.
         return -errno if fallocate(self.fd, 0, 0, <long>size_bytes) < 0 else 0
+
+    cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
+        cdef int code = fallocate(self.fd, FALLOC_FL_KEEP_SIZE, 0, <long>size_bytes)
+        return -errno if code < 0 else 0
+
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil:
+        # An extent that is allocated and unwritten counts as a hole.
+        cdef long found = lseek(self.fd, <long>offset, SEEK_HOLE)
+        return -errno if found < 0 else found
 
     cdef int do_close(self) noexcept nogil:
         cdef int fd = self.fd

@@ -74,6 +74,7 @@ def open_simulated(
         eviction=eviction,
         compression=compression,
         io_timeout_s=io_timeout_s,
+        prewrite=False,
     )
 
 

@@ -122,8 +122,8 @@ class SimulatedDirectory:
         return self.disk.find(name) == device.node
 
     def free_bytes(self) -> int:
-        """Return the disk's free bytes, whatever is written."""
-        return self.disk.free_bytes
+        """Return the disk's free bytes: none when it is full, else a number a test may set."""
+        return 0 if self.disk.full else self.disk.free_bytes
 
     def queue(self, engine: str, depth: int) -> IoQueue:
         """Make a queue that shuffles completions."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = 0
 DEFAULT_FREE_BYTES = 1 << 40
 JUNK = 0xA5
+BLOCK_BYTES = 4096
 
 
 class Event(NamedTuple):
@@ -31,9 +32,9 @@ class Event(NamedTuple):
     ----------
     kind : str
         ``write`` (submitted), ``done`` (that write completed), ``length``, ``sync``,
-        ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``,
-        ``damage`` (of the medium itself, durable at once), ``spoil`` (sectors go bad for good),
-        ``heal`` (all are good again).
+        ``sync-failed``, ``names`` (all at once), ``names-sync``, ``names-sync-failed``, ``space``
+        (blocks reserved), ``damage`` (of the medium itself, durable at once), ``spoil`` (sectors
+        go bad for good), ``heal`` (all are good again).
     node : int
         The file or directory.
     offset : int
@@ -74,6 +75,11 @@ class Disk:
         The first name of each node, for fault plans and policies.
     bad : list of BadSectors
         What fails for good; part of the medium, so it outlives crashes.
+    full : bool
+        Whether somebody else has taken every block that no file holds, and takes at once what
+        any file gives up: a file then grows only within its own.
+    space : dict of int to int
+        Bytes reserved for each node, whatever its length.
 
     Notes
     -----
@@ -88,6 +94,8 @@ class Disk:
         seed: int = 0,
         labels: dict[int, str] | None = None,
         bad: Iterable[BadSectors] = (),
+        space: dict[int, int] | None = None,
+        full: bool = False,
     ) -> None:
         self.base_files: dict[int, bytes] = dict(files or {})
         self.base_directories = {
@@ -110,6 +118,11 @@ class Disk:
         self.violations: list[str] = []
         self.locks: dict[int, object] = {}
         self.free_bytes = DEFAULT_FREE_BYTES
+        self.base_space: dict[int, int] = dict(space or {})
+        self.space = dict(self.base_space)
+        self.full = full
+        # Blocks of each node that were ever written to here.
+        self.written: dict[int, set[int]] = {}
         self._next_node = max([ROOT, *self.files, *self.directories]) + 1
         self._next_ident = 1
         self._in_observer = False
@@ -163,16 +176,45 @@ class Disk:
         if end > len(live):
             live.extend(bytes(end - len(live)))
         live[offset:end] = data
+        blocks = range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        self.written.setdefault(node, set()).update(blocks)
         for each in self.bad:
             if each.kind == "sync" and each.overlap(node, offset, len(data)) is not None:
                 self._unsyncable.add(node)
         self.trace.append(Event("done", node, ident=ident))
+
+    def held_bytes(self, node: int) -> int:
+        """Return how long a file can be on the blocks it has."""
+        return max(self.space.get(node, 0), -(-len(self.files[node]) // BLOCK_BYTES) * BLOCK_BYTES)
+
+    def room(self, node: int, end: int) -> int:
+        """Return how far a file can grow towards `end`."""
+        return min(end, self.held_bytes(node)) if self.full else end
+
+    def reserve(self, node: int, size_bytes: int) -> int:
+        """Reserve blocks for a file; return 0 or -ENOSPC."""
+        if self.room(node, size_bytes) < size_bytes:
+            return -errno.ENOSPC
+        if size_bytes > self.space.get(node, 0):
+            self.space[node] = size_bytes
+            self.trace.append(Event("space", node, size_bytes))
+        return 0
+
+    def first_hole(self, node: int, offset: int) -> int:
+        """Return where the first block from `offset` on begins that was never written."""
+        written = self.written.get(node, set())
+        block = offset // BLOCK_BYTES
+        while block in written:
+            block += 1
+        return min(block * BLOCK_BYTES, len(self.files[node]))
 
     def set_length(self, node: int, size_bytes: int) -> None:
         """Truncate or extend (with zeros)."""
         live = self.files[node]
         if size_bytes < len(live):
             del live[size_bytes:]
+            if node in self.space:
+                self.space[node] = min(self.space[node], size_bytes)
         else:
             live.extend(bytes(size_bytes - len(live)))
         self.trace.append(Event("length", node, size_bytes))
@@ -286,6 +328,8 @@ class Disk:
             seed=seed,
             labels=self.labels,
             bad=self.bad,
+            space=self.space,
+            full=self.full,
         )
         left.ever_bad = list(self.ever_bad)
         return left

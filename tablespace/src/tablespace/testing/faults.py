@@ -10,6 +10,7 @@ KINDS = (
     "write",
     "sync",
     "length",
+    "reserve",
     "open",
     "rename",
     "link",

@@ -103,12 +103,14 @@ class DiskState:
     pending: list[Unit] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
     bad: list[BadSectors] = field(default_factory=list)
+    space: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.durable = {node: bytearray(data) for node, data in self.disk.base_files.items()}
         self.lengths = {node: len(data) for node, data in self.durable.items()}
         self.names = {node: dict(names) for node, names in self.disk.base_directories.items()}
         self.bad = list(self.disk.base_bad)
+        self.space = dict(self.disk.base_space)
 
     def advance_to(self, position: int) -> None:
         """Replay the trace up to a position (events before it have happened)."""
@@ -133,9 +135,13 @@ class DiskState:
                     unit.done = True
         elif event.kind == "length":
             self.lengths[node] = event.offset
+            if node in self.space:
+                self.space[node] = min(self.space[node], event.offset)
             self.pending.append(Unit("length", node, event.offset))
         elif event.kind == "names":
             self.pending.append(Unit("names", node, names=event.names))
+        elif event.kind == "space":
+            self.space[node] = event.offset
         elif event.kind == "damage":
             self._damage(event)
         elif event.kind == "heal":
@@ -227,7 +233,15 @@ class DiskState:
                 else:
                     files[child] = bytes(changed.get(child, self.durable.get(child, b"")))
         bad = [each for each in self.bad if each.node in files]
-        left = Disk(files, directories, seed=self.disk.seed, labels=labels, bad=bad)
+        left = Disk(
+            files,
+            directories,
+            seed=self.disk.seed,
+            labels=labels,
+            bad=bad,
+            space={node: self.space[node] for node in files if node in self.space},
+            full=self.disk.full,
+        )
         left.ever_bad = list(self.disk.ever_bad)
         return left
 

@@ -153,6 +153,17 @@ class Recorder:
         self._settle({**before, **dict.fromkeys(keys, _MISS)})
         return True
 
+    def clear(self) -> bool:
+        """Delete every key; return whether the call was acknowledged."""
+        self._date({key: values | _MISS for key, values in self.allowed.items()})
+        try:
+            self._need().clear()
+        except (OSError, TablespaceError) as error:
+            self._failed(error, self.allowed)
+            return False
+        self._settle(dict.fromkeys(self.allowed, _MISS))
+        return True
+
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, Value]:
         """Read keys and judge what is read; a miss where a read may have failed is remembered.
 

@@ -10,7 +10,7 @@ import random
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EIO, ESTALE, ETIMEDOUT
+from libc.errno cimport EIO, ENOSPC, ESTALE, ETIMEDOUT
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -113,6 +113,11 @@ cdef class SimulatedDevice(Device):
         with gil:
             try:
                 part, result, _ = plan(self.disk, "write", self.label, length, self.node, offset)
+                room = max(0, self.disk.room(self.node, offset + part) - offset)
+                if room < part:
+                    # What still fits is written, as a kernel does.
+                    part = room
+                    result = part if part else -ENOSPC
                 if part:
                     data = PyBytes_FromStringAndSize(<const char *>buffer, part)
                     ident = self.disk.begin_write(self.node, offset, data)
@@ -137,7 +142,15 @@ cdef class SimulatedDevice(Device):
         return resize(self, size_bytes)
 
     cdef int do_allocate(self, uint64_t size_bytes) noexcept nogil:
-        return resize(self, size_bytes)
+        cdef int code = keep(self, size_bytes)
+        return resize(self, size_bytes) if code == 0 else code
+
+    cdef int do_reserve(self, uint64_t size_bytes) noexcept nogil:
+        return keep(self, size_bytes)
+
+    cdef int64_t do_first_hole(self, uint64_t offset) noexcept nogil:
+        with gil:
+            return self.disk.first_hole(self.node, offset)
 
     cdef int do_close(self) noexcept nogil:
         with gil:
@@ -156,6 +169,19 @@ cdef int resize(SimulatedDevice device, uint64_t size_bytes) noexcept with gil:
         return 0
     except BaseException as error:
         device.disk.violations.append(f"length {device.label}: {error!r}")
+        return -EIO
+
+
+cdef int keep(SimulatedDevice device, uint64_t size_bytes) noexcept with gil:
+    try:
+        fault = device.disk.meet("reserve", device.label)
+        if fault is not None and fault.errno:
+            return -fault.errno
+        code = device.disk.reserve(device.node, size_bytes)
+        interrupt(device.disk)
+        return code
+    except BaseException as error:
+        device.disk.violations.append(f"reserve {device.label}: {error!r}")
         return -EIO
 
 

@@ -103,6 +103,10 @@ class Workload:
         """Commit what waits in the write queue."""
         return self.recorder.step()
 
+    def clear(self) -> bool:
+        """Delete every key, and every trace of one in the index's files."""
+        return self.recorder.clear()
+
     def snapshot(self) -> bool:
         """Compact."""
         return self.recorder.call("snapshot")
@@ -219,6 +223,7 @@ class Workload:
         clean: bool = True,
         modes: Sequence[str] = (),
         spoil: int = 0,
+        clear: bool = False,
     ) -> None:
         """Do `count` operations drawn by the seed.
 
@@ -236,6 +241,8 @@ class Workload:
             Durabilities that puts ask for; with any, there are flushes and steps of the queue.
         spoil : int
             How many slots may go bad for good.
+        clear : bool
+            Whether all keys are deleted now and then.
         """
 
         def put(*chosen: bytes) -> bool:
@@ -260,6 +267,8 @@ class Workload:
             actions.append((0.1, lambda: self._spoil_one_of(keys, spoil)))
             actions.append((0.05, self.flush))
             actions.append((0.03, lambda: self.repair(heal=self.chance.random() < 0.5)))
+        if clear:
+            actions.append((0.05, self.clear))
         weights = [weight for weight, _ in actions]
         for _ in range(count):
             self.chance.choices([action for _, action in actions], weights)[0]()
