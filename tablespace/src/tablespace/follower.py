@@ -346,6 +346,10 @@ class Follower(Store):
         """Raise ReadOnlyError."""
         self._refuse("announce")
 
+    def start_prewriting(self, reason_against: str | None) -> None:
+        """Raise ReadOnlyError."""
+        self._refuse("start_prewriting")
+
     def _refuse(self, call: str) -> NoReturn:
         super()._check_open()
         raise ReadOnlyError(call, self._directory.path)

@@ -173,7 +173,8 @@ def load_index(
 
 def find_leftovers(directory: Directory) -> list[str]:
     """Return the temporary files of an interrupted writer."""
-    return [name for name in _LEFTOVERS if directory.exists(name)]
+    temporaries = [files.temporary for files in (JOURNAL_FILES, SNAPSHOT_FILES)]
+    return [name for name in (*_LEFTOVERS, *temporaries) if directory.exists(name)]
 
 
 def recover(
@@ -199,9 +200,10 @@ def recover(
     """
     started = time.perf_counter()
     report = RecoveryReport()
-    for name in find_leftovers(directory):
-        directory.unlink(name)
-        report.leftovers.append(name)
+    for name in _LEFTOVERS:
+        if directory.exists(name):
+            directory.unlink(name)
+            report.leftovers.append(name)
     for files in (JOURNAL_FILES, SNAPSHOT_FILES):
         if directory.exists(files.temporary):
             # Not removed: on a full disk its space would be lost.

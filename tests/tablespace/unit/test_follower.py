@@ -45,6 +45,7 @@ CHANGES: dict[str, Callable[[Store], Any]] = {
     "flush": lambda store: store.flush(),
     "snapshot": lambda store: store.snapshot(),
     "announce": lambda store: store.announce(),
+    "start_prewriting": lambda store: store.start_prewriting(None),
     "__setitem__": lambda store: store.__setitem__(b"k", b"v"),
     "__delitem__": lambda store: store.__delitem__(b"k"),
 }
