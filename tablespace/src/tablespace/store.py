@@ -90,7 +90,7 @@ class Store:
         self._compactor = Compactor(
             directory, region, self._committer, recovered.snapshot_bytes, self._still_ours
         )
-        self._readers = ContextPool(directory, choice.engine, slot_bytes)
+        self._readers = ContextPool(directory, choice.engine, slot_bytes, self._say)
         self._closed: str | None = None
         self._closing = threading.Lock()
         self._counting = threading.Lock()
@@ -444,10 +444,17 @@ class Store:
 
     def _left_direct(self, device: Device) -> None:
         """Say once that a file system took O_DIRECT back after the trial at open."""
-        note = "mode buffered: O_DIRECT was refused at a later write (EINVAL), page cache used"
+        self._say("mode buffered: O_DIRECT was refused at a later write (EINVAL), page cache used")
+
+    def _say(self, note: str) -> None:
+        """Add a choice that was made after the opening."""
         self._choice.reasons.append(note)
-        logger.warning("%s: %s", device.path, note)
-        self.announce()
+        logger.warning("%s: %s", self._directory.path, note)
+        try:
+            self.announce()
+        except OSError as error:
+            # Advice only: what was asked of the store has been done.
+            logger.warning("%s: not recorded: %s", self._directory.path, error)
 
     def announce(self) -> None:
         """Record in region.json who writes and what was chosen (`tablespace info` shows it)."""
@@ -505,6 +512,8 @@ class Store:
     def after_fork_in_child(self) -> None:
         """Leave everything to the parent: the child only closes its copy of the lock's file."""
         self._closed = "the store was opened by the parent of this forked process; open it anew"
+        # Another thread may have held it at the fork, and is not here to let it go.
+        self._closing = threading.Lock()
         self._lock.close()
 
     def _check_open(self) -> None:

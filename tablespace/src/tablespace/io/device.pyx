@@ -9,7 +9,7 @@ import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOSYS, ENXIO
+from libc.errno cimport EAGAIN, EINTR, EINVAL, EIO, ENOSYS, ENXIO, ESTALE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -22,7 +22,10 @@ cdef int MAX_PIECES = 64
 
 def os_error(int code, str path):
     """Return the OSError (Python picks the subclass) for a negative errno."""
-    return OSError(-code, os.strerror(-code), path)
+    text = os.strerror(-code)
+    if -code == ESTALE:
+        text += ", or removed while it was open"
+    return OSError(-code, text, path)
 
 
 cdef class Device:

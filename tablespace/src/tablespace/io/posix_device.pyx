@@ -2,7 +2,7 @@
 
 import os
 
-from libc.errno cimport EINVAL, ENOMEM, errno
+from libc.errno cimport EINVAL, ENOMEM, ESTALE, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from tablespace.io.device cimport IO_WRITE, Completion, Device, IoKind, IoQueue
@@ -19,6 +19,7 @@ cdef extern from "unistd.h" nogil:
     int ftruncate(int fd, long length)
     int c_close "close"(int fd)
 
+from posix.stat cimport fstat, struct_stat
 from posix.unistd cimport getpid
 
 cdef extern from "posix_pool.h" nogil:
@@ -99,7 +100,11 @@ cdef class PosixDevice(Device):
         return -errno if moved < 0 else moved
 
     cdef int do_sync(self) noexcept nogil:
-        return -errno if fdatasync(self.fd) < 0 else 0
+        cdef struct_stat status
+        if fdatasync(self.fd) < 0 or fstat(self.fd, &status) < 0:
+            return -errno
+        # Durable, but under no name: whoever removed the file took the bytes with it.
+        return -ESTALE if status.st_nlink == 0 else 0
 
     cdef int do_truncate(self, uint64_t size_bytes) noexcept nogil:
         return -errno if ftruncate(self.fd, <long>size_bytes) < 0 else 0
