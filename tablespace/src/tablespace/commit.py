@@ -128,6 +128,8 @@ class Committer:
 
     def close(self, reason: str) -> None:
         """Refuse every later request, once those before are done."""
+        if self._closed:
+            return
 
         def refuse() -> None:
             self._closed = reason

@@ -107,6 +107,7 @@ class Store:
         )
         self._readers = ContextPool(directory, choice.engine, slot_bytes, self._say)
         self._closed: str | None = None
+        self._close_interrupted = False
         self._closing = threading.Lock()
         self._counting = threading.Lock()
         self._counts = Counts()
@@ -296,23 +297,7 @@ class Store:
     def _read_window(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         batch = ReadBatch(self._index, self._devices, self._slot_bytes, self._verify)
         batch.start(keys, buffers)
-        context = None
-        try:
-            context = self._readers.take()
-            batch.run(context)
-        except BaseException:
-            if context is None:
-                batch.finish()
-            elif context.queue.in_flight == 0:
-                self._readers.give(context)
-                batch.finish()
-            else:
-                # The kernel may still write into this memory: it is never used again, nor freed.
-                batch.abandon()
-                self._readers.bury(context, batch)
-            raise
-        self._readers.give(context)
-        out, suspects, error = batch.finish()
+        out, suspects, error = batch.run(self._readers.lending)
         with self._counting:
             self._counts.gets += len(keys)
             self._counts.hits += batch.hits
@@ -498,12 +483,22 @@ class Store:
         """Write a snapshot, release the lock and free everything; calling again does nothing.
 
         Calls under way in other threads are finished first; later ones raise ClosedError.  After
-        a failed sync nothing is written.
+        a failed sync nothing is written.  One that a signal's exception interrupted is finished
+        by calling it again.
         """
         with self._closing:
-            if self._closed is not None:
+            if self._closed is not None and not self._close_interrupted:
                 return
             self._closed = "the store is closed"
+            self._close_interrupted = False
+        try:
+            self._close()
+        except BaseException:
+            self._close_interrupted = True
+            raise
+
+    def _close(self) -> None:
+        reason = self._closed or ""
         try:
             self._compactor.wait()
             if self._committer.failed is None:
@@ -513,8 +508,8 @@ class Store:
             # The journal holds everything, so the next open only takes longer.
             logger.warning("%s: no snapshot at close: %s", self._directory.path, error)
         finally:
-            self._committer.close(self._closed)
-            self._readers.close(self._closed)
+            self._committer.close(reason)
+            self._readers.close(reason)
             self._committer.journal.close(tidy=self._committer.failed is None)
             for device in self._devices:
                 device.close()
