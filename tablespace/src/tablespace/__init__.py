@@ -12,11 +12,11 @@ b'value'
 
 try:
     from tablespace._core.aligned_buffer import AlignedBuffer
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
-        f"tablespace's compiled modules cannot be loaded ({error}). Remedy: install a build for "
+        f"tablespace's compiled modules cannot be loaded ({_error}). Remedy: install a build for "
         "this Python and machine (pip install --force-reinstall tablespace)"
-    ) from error
+    ) from _error
 from tablespace._core.checksum import checksum64, key_hash
 from tablespace.errors import (
     BusyError,

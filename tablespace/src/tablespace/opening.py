@@ -355,8 +355,8 @@ def _make_containers(
         for number in numbers:
             device = _open_container(directory, container_name(number), choice, create=True)
             devices.append(device)
-            if device.size_bytes != shape.container_bytes:
-                _allocate(device, shape.container_bytes, choice)
+            # One left by an interrupted creation may have its length and no space.
+            _allocate(device, shape.container_bytes, choice)
             device.sync_data()
         directory.sync(CONTAINERS)
     except OSError:
