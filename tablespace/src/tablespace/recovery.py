@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import errno
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ from tablespace.snapshot import (
     stage_snapshot,
 )
 
+_KEY_TEXT = re.compile(rb'"key":"([0-9a-f]{2,510})"')
 RECOVER_MODES = ("strict", "salvage", "empty")
 _LEFTOVERS = (
     JOURNAL_NEW_NAME,
@@ -151,12 +153,14 @@ class _Recovery:
         self.directory = directory
         self.region = region
         self.lenient = mode == "salvage"
+        self.index: KeyIndex
         # Length of the current journal up to its torn tail, where it alone was replayed.
         self.sound_bytes: int | None = None
         self.report = report
 
     def run(self) -> Recovered:
         index, seq = self.load_snapshot()
+        self.index = index
         self.report.snapshot_entries = len(index)
         replay = JournalReplay(index, seq)
         replay.group = 0
@@ -315,7 +319,18 @@ class _Recovery:
             self.report.damaged_lines += 1
             self.report.notes.append(f"{path}: skipped the record at byte {at}: {replay.problem}")
             replay.lenient = True
-            at = next_record(data, at)
+            after = next_record(data, at)
+            self.forget_named(data[at:after])
+            at = after
+
+    def forget_named(self, skipped: bytes) -> None:
+        """Drop the keys that skipped text names, as far as it can be read.
+
+        What happened to them is not known: a deleted key would come back, or an older value.
+        """
+        for text in _KEY_TEXT.findall(skipped):
+            if len(text) % 2 == 0 and self.index.discard(bytes.fromhex(text.decode())):
+                self.report.notes.append(f"dropped key {text.decode()}, which that record named")
 
 
 def _without_filler(records: bytes) -> bytes:

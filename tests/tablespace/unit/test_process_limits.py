@@ -256,3 +256,37 @@ print(os.listdir("."), tempfile.gettempdir())
     opened, left = done.stdout.splitlines()
     assert opened and all(name.startswith(str(tmp_path / "region")) for name in opened.split())
     assert left == f"[] {home}"
+
+
+def test_opening_closing_and_failing_over_and_over_leaves_nothing(tmp_path: Path) -> None:
+    """Failed and short-lived uses each kept a buffer, a pin or a descriptor."""
+    script = """
+def use(turns):
+    for turn in range(turns):
+        with tablespace.open(path, **small) as store:
+            store.put_many((b"%d" % n, b"v" * 2000) for n in range(20))
+            for call in (
+                lambda: store.get_into(b"5", bytearray(10)),
+                lambda: store.get_many_into([b"5", b"6"], [bytearray(4096), b"read-only"]),
+                lambda: store.put(b"x", bytes(5000)),
+                lambda: store.put_many([(b"a", b"b"), (b"c", 5)]),
+                lambda: store.delete_many([b"a", 5]),
+                lambda: store.match_prefix([b"5", "text"]),
+            ):
+                for _ in range(20):
+                    try:
+                        call()
+                    except (TypeError, ValueError, BufferError):
+                        pass
+            stats = store.stats()
+            assert (stats.limbo, stats.reserved) == (0, 0)
+            assert stats.free + stats.live == stats.capacity
+    del store, call
+    gc.collect()
+    return descriptors(), threading.active_count(), len(gc.get_objects())
+
+use(5)
+first = use(5)
+print(first[:2] == use(25)[:2], use(5)[2] - first[2] < 50)
+"""
+    assert run(script, tmp_path / "region") == ["True True"]
