@@ -173,6 +173,7 @@ def open_directory(
     directory.make("")
     lock = RegionLock(directory, break_lock)
     devices: list[Device] = []
+    recovered: Recovered | None = None
     try:
         notes: list[str] = []
         region = _read_or_begin(directory, lock, recover_mode, notes)
@@ -197,6 +198,8 @@ def open_directory(
             directory, region, lock, devices, recovered, choice, verify=verify, evict=evict
         )
     except BaseException:
+        if recovered is not None:
+            recovered.journal.close()
         for device in devices:
             device.close()
         lock.close()

@@ -227,3 +227,21 @@ def test_values_of_two_megabytes_in_a_default_slot_are_refused_by_both_sizes(
     store.close()
     larger = open_small(tmp_path / "larger", max_bytes="16M", slot_bytes=["64K", "2M"])
     assert larger.put_many([(b"k", bytes(2 << 20))]) == [True]
+
+
+def test_a_budget_below_one_container_is_refused_and_takes_nothing(
+    open_small: Opener, tmp_path: Path
+) -> None:
+    """A budget smaller than a container allocated a whole one."""
+    with pytest.raises(ValueError, match="too small"):
+        open_small(max_bytes="48K", slot_bytes="16K")
+    with pytest.raises(ValueError, match="above a quarter"):
+        open_small(max_bytes="1M", container_bytes="1M")
+    assert not (tmp_path / "region").exists()
+    with open_small(max_bytes="4M", slot_bytes="16K") as store:
+        store.put(b"k", b"v")
+    before = names(tmp_path / "region"), taken_bytes(tmp_path / "region")
+    with pytest.raises(ValueError, match="less than one container"):
+        open_small(max_bytes="512K", slot_bytes="16K")
+    assert (names(tmp_path / "region"), taken_bytes(tmp_path / "region")) == before
+    assert open_small(max_bytes=None, slot_bytes=None).get(b"k") == b"v"
