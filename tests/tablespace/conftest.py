@@ -55,6 +55,16 @@ def need_direct(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def need_direct_by_default(tmp_path: Path) -> None:
+    """Skip, with the reason, where O_DIRECT is not what is chosen under the tests' directory."""
+    (tmp_path / "containers").mkdir()
+    choice = choose_io(PosixDirectory(tmp_path), "auto", "posix")
+    (tmp_path / "containers").rmdir()
+    if not choice.direct:
+        pytest.skip("; ".join(choice.reasons))
+
+
+@pytest.fixture
 def need_uring(tmp_path: Path) -> None:
     """Skip, with the reason, where io_uring is refused."""
     reason = refusal(tmp_path, mode="buffered", engine="uring")

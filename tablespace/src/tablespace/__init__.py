@@ -10,7 +10,13 @@ atomic snapshots.  A put is durable when it returns; a crash never surfaces half
 b'value'
 """
 
-from tablespace._core.aligned_buffer import AlignedBuffer
+try:
+    from tablespace._core.aligned_buffer import AlignedBuffer
+except ImportError as _error:
+    raise ImportError(
+        f"tablespace's compiled modules cannot be loaded ({_error}). Remedy: install a build for "
+        "this Python and machine (pip install --force-reinstall tablespace)"
+    ) from _error
 from tablespace._core.checksum import checksum64, key_hash
 from tablespace.check import Report, check
 from tablespace.errors import (

@@ -169,6 +169,8 @@ class Committer:
         FullError, OSError
             What was acknowledged before any sync (`held.blocks`) could not be made durable.
         """
+        if self._closed:
+            return
 
         def refuse() -> None:
             try:

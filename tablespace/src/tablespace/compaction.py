@@ -66,7 +66,6 @@ class Compactor:
         self.problem: BaseException | None = None
         self._not_before = 0
         self._one_at_a_time = threading.Lock()
-        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -176,28 +175,30 @@ class Compactor:
 
     def consider(self) -> None:
         """Start a compaction in the background when the journal has reached its bound."""
-        if self._committer.journal.size_bytes < max(self.journal_bound_bytes, self._not_before):
+        if not self._due() or (self._thread is not None and self._thread.is_alive()):
             return
-        if not self._starting.acquire(blocking=False):
-            return
+        # No lock: one taken here could be lost to a signal's exception, and with it every later
+        # compaction.  Two threads that start at once follow each other in `compact`.
         self._thread = threading.Thread(
             target=self._run, name="tablespace-compaction", daemon=True
         )
         self._thread.start()
 
+    def _due(self) -> bool:
+        bound = max(self.journal_bound_bytes, self._not_before)
+        return self._committer.journal.size_bytes >= bound
+
     def _run(self) -> None:
-        """Compact; the thread holds `_starting` from `consider` to its end."""
         try:
-            self.compact()
+            if self._due():
+                self.compact()
         except BaseException as error:
             # The journal goes on growing and holds everything; tried again when it has grown on.
             self.problem = error
             self._not_before = self._committer.journal.size_bytes * 5 // 4
             logger.warning("%s: compaction failed: %s", self._directory.path, error)
-        finally:
-            self._starting.release()
 
     def wait(self) -> None:
         """Wait for a background compaction to end."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()

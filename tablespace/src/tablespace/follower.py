@@ -60,7 +60,11 @@ class Follower(Store):
         self._clock = clock
         self._interval_s = None if refresh_interval_ms is None else refresh_interval_ms / 1000
         self._readers = ContextPool(
-            directory, choice.engine, view.region.geometry.slot_bytes, choice.concurrency
+            directory,
+            choice.engine,
+            view.region.geometry.slot_bytes,
+            self._say,
+            concurrency=choice.concurrency,
         )
         self._queue = always_empty(directory.path)
         # One thread looks at the journal at a time; others go on with the index as it is.
@@ -85,6 +89,11 @@ class Follower(Store):
         self._slot_bytes = view.region.geometry.slot_bytes
         self._codec = Codec(None, self._slot_bytes)
         self._recovery = view.report
+
+    def _say(self, note: str) -> None:
+        """Add a choice that was made after the opening; nothing is recorded in the region."""
+        self._choice.reasons.append(note)
+        logger.warning("%s: %s", self._directory.path, note)
 
     # Following.
 

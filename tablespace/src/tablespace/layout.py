@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -171,7 +171,10 @@ def plan_geometry(
         When an explicit container is above a quarter of `max_bytes`, or nothing fits.
     """
     budget = parse_size(max_bytes)
-    listed = [slot_bytes] if isinstance(slot_bytes, (int, str)) else list(slot_bytes)
+    if isinstance(slot_bytes, Iterable) and not isinstance(slot_bytes, str):
+        listed = list(slot_bytes)
+    else:
+        listed = [slot_bytes]
     sizes = sorted(parse_size(size) for size in listed)
     if not sizes:
         raise GeometryError("slot_bytes names no size; give one, or a list of sizes")

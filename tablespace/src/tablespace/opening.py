@@ -252,6 +252,7 @@ def open_directory(
     directory.make("")
     lock = RegionLock(directory, break_lock)
     devices: list[Device] = []
+    recovered: Recovered | None = None
     try:
         notes: list[str] = []
         region = _read_or_begin(directory, lock, recover_mode, notes)
@@ -292,6 +293,8 @@ def open_directory(
             reserve=reserve,
         )
     except BaseException:
+        if recovered is not None:
+            recovered.journal.close()
         for device in devices:
             device.close()
         lock.close()
@@ -470,8 +473,8 @@ def _make_containers(
         for number in numbers:
             device = _open_container(directory, container_name(number), choice, create=True)
             devices.append(device)
-            if device.size_bytes != shape.container_bytes:
-                _allocate(device, shape.container_bytes, choice)
+            # One left by an interrupted creation may have its length and no space.
+            _allocate(device, shape.container_bytes, choice)
         # After all of them: the first sync writes most of what the others would.
         for device in devices[first:]:
             device.sync_data()

@@ -487,7 +487,8 @@ class _Loading:
         that was deleted from coming back.
         """
         for key in _KEY_MEMBER.findall(text):
-            index.discard(bytes.fromhex(key.decode()))
+            if index.discard(bytes.fromhex(key.decode())):
+                self.report.notes.append(f"dropped key {key.decode()}, which that record named")
         for container, slot in _PLACE_MEMBER.findall(text):
             if index.allocator.has_slot(int(container), int(slot)):
                 index.evict_owner(int(container), int(slot))

@@ -55,6 +55,21 @@ READ_WINDOW = 4096
 DELETE_GROUP = 4096
 
 
+def _exact(key: bytes) -> bytes:
+    """Return a key as bytes itself: a subclass may compare and hash as it likes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no key.
+    """
+    if type(key) is not bytes:
+        check_key(key)
+        return bytes(memoryview(key))
+    check_key(key)
+    return key
+
+
 class Store(AsyncCalls):
     """A region open for reading and writing; made by `tablespace.open`.
 
@@ -141,10 +156,12 @@ class Store(AsyncCalls):
             directory,
             choice.engine,
             slot_bytes,
-            choice.concurrency,
-            context.queue.timeout_ns,
+            self._say,
+            concurrency=choice.concurrency,
+            timeout_ns=context.queue.timeout_ns,
         )
         self._closed: str | None = None
+        self._close_interrupted = False
         self._closing = threading.Lock()
         self._counting = threading.Lock()
         self._counts = Counts()
@@ -274,10 +291,10 @@ class Store(AsyncCalls):
             request.joins = False
             out = self._commit(request)
         if any(out) and not all(out):
-            newest = {item[0]: at for at, item in enumerate(batch) if out[at]}
+            newest = {_exact(item[0]): at for at, item in enumerate(batch) if out[at]}
             left = []
             for at, stored in enumerate(out):
-                if not stored and newest.get(batch[at][0], -1) > at:
+                if not stored and newest.get(_exact(batch[at][0]), -1) > at:
                     out[at] = True  # A later value of the same key has taken its place already.
                 elif not stored:
                     left.append(at)
@@ -319,12 +336,10 @@ class Store(AsyncCalls):
 
     def delete_many(self, keys: Iterable[bytes]) -> int:
         """Delete keys, durably, 4096 to a commit; return how many were there."""
-        return sum(self._delete(list(keys)))
+        return sum(self._delete([_exact(key) for key in keys]))
 
     def _delete(self, wanted: list[bytes]) -> list[bool]:
         self._check_open()
-        for key in wanted:
-            check_key(key)
         removed: list[bool] = []
         for start in range(0, len(wanted), DELETE_GROUP):
             request = DeleteRequest(wanted[start : start + DELETE_GROUP])
@@ -435,23 +450,7 @@ class Store(AsyncCalls):
         batch = self._batch()
         batch.codec = self._codec
         batch.start(keys, buffers)
-        context = None
-        try:
-            context = self._readers.take()
-            batch.run(context)
-        except BaseException:
-            if context is None:
-                batch.finish()
-            elif context.queue.in_flight == 0:
-                self._readers.give(context)
-                batch.finish()
-            else:
-                # The kernel may still write into this memory: it is never used again, nor freed.
-                batch.abandon()
-                self._readers.bury(context, batch)
-            raise
-        self._readers.give(context)
-        out, suspects, error = batch.finish()
+        out, suspects, error = batch.run(self._readers.lending)
         with self._counting:
             self._counts.gets += len(keys)
             self._counts.hits += batch.hits
@@ -641,10 +640,17 @@ class Store(AsyncCalls):
 
     def _left_direct(self, device: Device) -> None:
         """Say once that a file system took O_DIRECT back after the trial at open."""
-        note = "mode buffered: O_DIRECT was refused at a later write (EINVAL), page cache used"
+        self._say("mode buffered: O_DIRECT was refused at a later write (EINVAL), page cache used")
+
+    def _say(self, note: str) -> None:
+        """Add a choice that was made after the opening."""
         self._choice.reasons.append(note)
-        logger.warning("%s: %s", device.path, note)
-        self.announce()
+        logger.warning("%s: %s", self._directory.path, note)
+        try:
+            self.announce()
+        except OSError as error:
+            # Advice only: what was asked of the store has been done.
+            logger.warning("%s: not recorded: %s", self._directory.path, error)
 
     def announce(self) -> None:
         """Record in region.json who writes and what was chosen (`tablespace info` shows it)."""
@@ -690,7 +696,8 @@ class Store(AsyncCalls):
         """Write a snapshot, release the lock and free everything; calling again does nothing.
 
         Calls under way in other threads are finished first; later ones raise ClosedError.  What
-        was acknowledged is made durable.  After a failed sync nothing is written.
+        was acknowledged is made durable.  After a failed sync nothing is written.  One that a
+        signal's exception interrupted is finished by calling it again.
 
         Raises
         ------
@@ -699,13 +706,22 @@ class Store(AsyncCalls):
             no `flush` told of it.  The store is closed all the same.
         """
         with self._closing:
-            if self._closed is not None:
+            if self._closed is not None and not self._close_interrupted:
                 return
             self._closed = "the store is closed"
-        self._async.close(self._closed)
+            self._close_interrupted = False
+        try:
+            self._close()
+        except BaseException:
+            self._close_interrupted = True
+            raise
+
+    def _close(self) -> None:
+        reason = self._closed or ""
+        self._async.close(reason)
         problem: BaseException | None = None
         try:
-            self._queue.close(self._closed)
+            self._queue.close(reason)
             if self._prewriter is not None:
                 self._prewriter.stop()
             self._compactor.wait()
@@ -717,10 +733,10 @@ class Store(AsyncCalls):
             logger.warning("%s: no snapshot at close: %s", self._directory.path, error)
         finally:
             try:
-                self._committer.close(self._closed)
+                self._committer.close(reason)
             except (OSError, TablespaceError, MemoryError) as error:
                 problem = error
-            self._readers.close(self._closed)
+            self._readers.close(reason)
             sound = self._committer.failed is None
             self._committer.journal.close(
                 tidy=sound and self._reserve.is_roomy(), keep_bytes=self._reserve.journal_bytes
@@ -745,6 +761,8 @@ class Store(AsyncCalls):
     def after_fork_in_child(self) -> None:
         """Leave everything to the parent: the child only closes its copy of the lock's file."""
         self._closed = "the store was opened by the parent of this forked process; open it anew"
+        # Another thread may have held it at the fork, and is not here to let it go.
+        self._closing = threading.Lock()
         self._lock.close()
 
     def _check_open(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from tablespace.errors import MissingCodecError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
 from tablespace.io.read_batch import ReadBatch
+
+logger = logging.getLogger("tablespace")
 
 # Values read by one batch: so many bytes, and so many keys.
 WINDOW_BYTES = 16 << 20
@@ -84,7 +87,7 @@ def verify_values(
     found = Verification()
     keys, containers, slots, _, _, seqs, sizes, lengths = index.columns()
     order = sorted(range(len(keys)), key=lambda at: (containers[at], slots[at]))
-    contexts = ContextPool(directory, engine, slot_bytes)
+    contexts = ContextPool(directory, engine, slot_bytes, logger.warning)
     try:
         for start, end in _windows([lengths[at] for at in order]):
             part = order[start:end]
@@ -156,18 +159,5 @@ def _read(
     batch = ReadBatch(index, devices, slot_bytes, True)
     batch.codec = _codec(slot_bytes)
     batch.start(keys, None)
-    try:
-        context = contexts.take()
-    except BaseException:
-        batch.finish()
-        raise
-    try:
-        batch.run(context)
-    except BaseException:
-        # The kernel may still write into this memory: it is never used again, nor freed.
-        batch.abandon()
-        contexts.bury(context, batch)
-        raise
-    contexts.give(context)
-    results, _, _ = batch.finish()
+    results, _, _ = batch.run(contexts.lending)
     return results, batch.bytes_read

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tablespace.context_pool import ContextPool
-from tablespace.io.device import IoContext
 from tablespace.io.read_batch import ReadBatch
 from tablespace.layout import Geometry
 from tablespace.store import Store
 from tablespace.testing import Disk, Fault, FaultPlan
 from tablespace.testing.crash import open_simulated
 from tablespace.testing.model import audit
+
+from tablespace import store as store_module
 
 GEOMETRY = Geometry(4096, 16384, 2)
 KEYS = [b"key-%d" % number for number in range(4)]
@@ -43,7 +43,7 @@ def test_the_callers_buffers_stay_held_while_transfers_are_in_flight(kind: str) 
     else's by then, and into it came whatever the slots held by then."""
     disk, store = filled(1)
     buffers = break_the_queue(disk, store, kind)
-    assert store._readers._buried[0][0].queue.in_flight == len(KEYS)
+    assert store._readers.lending.buried[0][0].queue.in_flight == len(KEYS)
     for buffer in buffers:
         with pytest.raises(BufferError):
             buffer.extend(bytes(100_000))
@@ -69,17 +69,15 @@ def test_reads_broken_more_often_than_there_are_queues_leave_one_for_the_next() 
     assert store.get_many(KEYS) == [VALUE] * 4
 
 
-def finish_at_once(self: ContextPool, context: IoContext, batch: ReadBatch) -> None:
+class FinishedAtOnce(ReadBatch):
     """The fault: a broken batch is finished like any other."""
-    real_bury(self, context, batch)
-    batch.finish()
 
-
-real_bury = ContextPool.bury
+    def abandon(self) -> None:
+        self.finish()
 
 
 def test_buffers_let_go_in_flight_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ContextPool, "bury", finish_at_once)
+    monkeypatch.setattr(store_module, "ReadBatch", FinishedAtOnce)
     disk, store = filled(3)
     buffers = break_the_queue(disk, store, "reap")
     buffers[0].extend(bytes(100_000))

@@ -244,3 +244,49 @@ def test_damage_in_the_last_of_the_snapshots_records_alone_is_a_torn_tail() -> N
     at = journal.rindex(b'"seq":') + 40
     again = open_simulated(flipped(workload.disk, at), GEOMETRY)
     workload.recorder.judge(read_all(again, KEYS), workload.recorder.allowed)
+
+
+def salvage_with_each_line_damaged() -> list[str]:
+    """Damage each line of a journal in turn; return what came back that had gone."""
+    workload = Workload(GEOMETRY)
+    store = workload.recorder.store
+    assert store is not None
+    store.put_many((b"key-%d" % number, b"old %d" % number) for number in range(4))
+    store.put_many([(b"last", b"l"), (b"other", b"o")])
+    store.put(b"key-2", b"new 2")
+    store.put(b"key-3", b"new 3")
+    # Nothing is stored after these, so that the slots that they freed hold what they held.
+    for key in (b"key-0", b"key-1", b"other"):
+        store.delete(key)
+    data = workload.disk.read_file("index.log")
+    lines = data.rstrip(b"\n").split(b"\n")
+    wrong = []
+    for at in range(1, len(lines) - 1):
+        if b'"key"' not in lines[at]:
+            continue
+        hurt = lines[at].replace(b'"line":"', b'"line":"x')[: len(lines[at])]
+        disk = workload.disk.survivor()
+        disk.write_file("index.log", b"\n".join([*lines[:at], hurt, *lines[at + 1 :], b""]))
+        again = open_simulated(disk, GEOMETRY, recover_mode="salvage")
+        found = again.get_many([b"key-%d" % number for number in range(4)])
+        allowed = [(None,), (None,), (None, b"new 2"), (None, b"new 3")]
+        wrong += [
+            f"line {at}: {value!r}"
+            for value, each in zip(found, allowed, strict=True)
+            if value not in each
+        ]
+        assert b'"key":"%s"' % b"last".hex().encode() in lines[at] or again.get(b"last") == b"l"
+        assert again.stats().recovery.damaged_lines == 1
+        audit(again, recovered=True)
+    return wrong
+
+
+def test_a_skipped_line_brings_no_deleted_key_and_no_older_value_back() -> None:
+    """A damaged line in the middle of the log was skipped and later ones replayed: a key whose
+    delete it was came back, and one whose overwrite it was had its older value again."""
+    assert salvage_with_each_line_damaged() == []
+
+
+def test_what_a_skipped_line_brings_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery._Recovery, "forget_named", lambda self, skipped: None)
+    assert len(salvage_with_each_line_damaged()) >= 2

@@ -39,12 +39,11 @@ class Held:
     """All of a store's read contexts taken away: reads wait until they are given back."""
 
     def __init__(self, store: Store) -> None:
-        self.pool = store._readers
-        self.contexts = [self.pool.take() for _ in range(8)]
+        self.loans = [store._readers.lending.lend() for _ in range(8)]
 
     def give_back(self) -> None:
-        while self.contexts:
-            self.pool.give(self.contexts.pop())
+        while self.loans:
+            self.loans.pop().end()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -166,20 +166,22 @@ def waiting(threads: dict[str, threading.Thread]) -> int:
 
 @engines
 def test_closing_waits_for_the_readers(open_small: Opener, engine: str) -> None:
+    from tablespace._core.lending import Lending
     from tablespace.io.read_batch import ReadBatch
 
     store = open_small(io_engine=engine)
     store.put(b"k", b"v")
     batch = ReadBatch(store._index, store._devices, 4096, True)
     batch.start([b"k"], None)
-    context = store._readers.take()
+    loan = store._readers.lending.lend()
     closer = threading.Thread(target=store.close)
     closer.start()
-    wait_until(lambda: store._readers._closed)
+    wait_until(lambda: store._readers.lending.closed)
     assert not any(device.closed for device in store._devices)
-    batch.run(context)
-    store._readers.give(context)
-    assert batch.finish() == ([b"v"], [], 0)
+    # What the closing waits for is one reader's context: here the very one that reads.
+    readers = Lending(lambda: loan.item, 1)
+    assert batch.run(readers) == ([b"v"], [], 0)
+    loan.end()
     closer.join()
     assert all(device.closed for device in store._devices)
 

@@ -92,10 +92,7 @@ def test_a_reader_keeps_the_slot_it_reads(open_small: Opener) -> None:
     assert store.stats().limbo == 1
     for number in range(3 * capacity):
         store.put(b"%d" % number, b"newer")
-    context = store._readers.take()
-    batch.run(context)
-    store._readers.give(context)
-    assert batch.finish() == ([b"old"], [], 0)
+    assert batch.run(store._readers.lending) == ([b"old"], [], 0)
     stats = store.stats()
     assert stats.limbo == 0
     assert stats.free + stats.live == capacity

@@ -62,7 +62,7 @@ def build_shim(support: Path, tmp_path: Path) -> str:
     return str(shim)
 
 
-@pytest.mark.usefixtures("need_direct")
+@pytest.mark.usefixtures("need_direct_by_default")
 def test_direct_io_refused_at_write_falls_back_and_says_so_once(
     tmp_path: Path, support: Path
 ) -> None:
@@ -87,7 +87,7 @@ def test_direct_io_refused_after_the_trial_falls_back_and_says_so_once(
     assert len([line for line in log if "O_DIRECT" in line]) == 1
 
 
-@pytest.mark.usefixtures("need_direct", "need_uring")
+@pytest.mark.usefixtures("need_direct_by_default", "need_uring")
 def test_here_both_work_so_neither_is_skipped(tmp_path: Path) -> None:
     found, writer, log = run(tmp_path)
     assert found[:2] == ["direct", "uring"]

@@ -10,7 +10,18 @@ import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EAGAIN, EBADF, EDQUOT, EINTR, EINVAL, EIO, ENOSPC, ENOSYS, ENXIO
+from libc.errno cimport (
+    EAGAIN,
+    EBADF,
+    EDQUOT,
+    EINTR,
+    EINVAL,
+    EIO,
+    ENOSPC,
+    ENOSYS,
+    ENXIO,
+    ESTALE,
+)
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -23,7 +34,10 @@ cdef int MAX_PIECES = 64
 
 def os_error(int code, str path):
     """Return the OSError (Python picks the subclass) for a negative errno."""
-    return OSError(-code, os.strerror(-code), path)
+    text = os.strerror(-code)
+    if -code == ESTALE:
+        text += ", or removed while it was open"
+    return OSError(-code, text, path)
 
 
 def keep_for_ever(thing):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
+import stat
 from typing import Protocol
 
 from tablespace.io.device import Device, IoQueue
@@ -32,7 +34,7 @@ class Directory(Protocol):
         """Create a subdirectory (the empty name: the directory itself) where there is none."""
 
     def exists(self, name: str) -> bool:
-        """Say whether a file of this name is there."""
+        """Say whether anything has this name; an error other than its absence is raised."""
 
     def list(self, name: str = "") -> list[str]:
         """List the names in a subdirectory, sorted; an absent one is empty."""
@@ -48,7 +50,10 @@ class Directory(Protocol):
         memory_alignment_bytes: int = 512,
         read_only: bool = False,
     ) -> Device:
-        """Open a file read-write, or with `read_only` for reading alone."""
+        """Open a regular file read-write, or with `read_only` for reading alone.
+
+        Anything else under the name is an OSError.
+        """
 
     def rename(self, old: str, new: str) -> None:
         """Rename, replacing what is there."""
@@ -82,7 +87,11 @@ class PosixDirectory:
     filler_bytes = 1 << 20
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        if not os.fspath(path):
+            raise ValueError(
+                "an empty path is no region's. Remedy: name a directory, '.' for this"
+            )
+        self.path = os.path.abspath(os.fsdecode(path))
 
     def _full(self, name: str) -> str:
         return os.path.join(self.path, name) if name else self.path
@@ -102,7 +111,13 @@ class PosixDirectory:
             _sync_directory(os.path.dirname(each))
 
     def exists(self, name: str) -> bool:
-        return os.path.exists(self._full(name))
+        # Not os.path.exists: to that a disk that cannot be read is an empty one, and the end of a
+        # symbolic link decides.
+        try:
+            os.lstat(self._full(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list(self, name: str = "") -> list[str]:
         try:
@@ -121,18 +136,22 @@ class PosixDirectory:
         memory_alignment_bytes: int = 512,
         read_only: bool = False,
     ) -> Device:
-        flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
+        flags = os.O_RDONLY if read_only else os.O_RDWR
+        # Never through a link to a file elsewhere.
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
         flags |= os.O_CREAT if create else 0
         flags |= os.O_EXCL if exclusive else 0
         flags |= os.O_DIRECT if direct else 0
         full = self._full(name)
+        try:
+            descriptor = os.open(full, flags, FILE_MODE)
+        except OSError as error:
+            raise _explain(error, full) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _explain(OSError(errno.ENXIO, ""), full)
         return PosixDevice(
-            full,
-            os.open(full, flags, FILE_MODE),
-            direct,
-            alignment_bytes,
-            memory_alignment_bytes,
-            read_only,
+            full, descriptor, direct, alignment_bytes, memory_alignment_bytes, read_only
         )
 
     def rename(self, old: str, new: str) -> None:
@@ -181,6 +200,33 @@ class PosixDirectory:
 
     def queue(self, engine: str, depth: int) -> IoQueue:
         return UringQueue(depth) if engine == "uring" else PosixQueue(depth)
+
+
+def _explain(error: OSError, path: str) -> OSError:
+    """Return an error that says what is wrong with a file that could not be opened."""
+    try:
+        found = os.lstat(path).st_mode
+    except OSError:
+        found = stat.S_IFREG
+    if not stat.S_ISREG(found):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
+        return OSError(
+            error.errno,
+            f"{kinds.get(stat.S_IFMT(found), 'a pipe, socket or device')} stands where a region "
+            "has a file. Remedy: move it away; if it stands for a file of the region, put that in "
+            "its place",
+            path,
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OSError(
+            error.errno,
+            f"{os.strerror(error.errno)}: a region keeps one descriptor a container and some 20 "
+            f"more; this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} "
+            "(RLIMIT_NOFILE). Remedy: raise it (ulimit -n), or make a region of larger "
+            "containers (container_bytes)",
+            path,
+        )
+    return error
 
 
 def _sync_directory(path: str) -> None:

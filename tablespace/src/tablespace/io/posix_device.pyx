@@ -2,7 +2,7 @@
 
 import os
 
-from libc.errno cimport EINVAL, ENOMEM, ETIMEDOUT, errno
+from libc.errno cimport EINVAL, ENOMEM, ESTALE, ETIMEDOUT, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from tablespace.io.device cimport IO_WRITE, Completion, Device, IoKind, IoQueue
@@ -23,6 +23,7 @@ cdef extern from "unistd.h" nogil:
     int SEEK_HOLE
     int c_close "close"(int fd)
 
+from posix.stat cimport fstat, struct_stat
 from posix.unistd cimport getpid
 
 cdef extern from "posix_pool.h" nogil:
@@ -114,7 +115,11 @@ cdef class PosixDevice(Device):
         return -errno if moved < 0 else moved
 
     cdef int do_sync(self) noexcept nogil:
-        return -errno if fdatasync(self.fd) < 0 else 0
+        cdef struct_stat status
+        if fdatasync(self.fd) < 0 or fstat(self.fd, &status) < 0:
+            return -errno
+        # Durable, but under no name: whoever removed the file took the bytes with it.
+        return -ESTALE if status.st_nlink == 0 else 0
 
     cdef void do_forget(self, uint64_t offset, uint64_t length) noexcept nogil:
         posix_fadvise(self.fd, <long>offset, <long>length, POSIX_FADV_DONTNEED)

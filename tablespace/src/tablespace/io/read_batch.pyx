@@ -20,6 +20,7 @@ from libc.string cimport memcpy
 
 from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport Entry, KeyIndex, raw_length
+from tablespace._core.lending cimport Lending, Loan
 from tablespace._core.key_index import check_key
 from tablespace._core.slot_allocator cimport location_container, location_slot
 from tablespace.io.deadline import timeout_error
@@ -76,8 +77,8 @@ cdef class ReadBatch:
 
     Notes
     -----
-    `start` (GIL held) looks up and pins; `run` reads with the GIL released; `finish` unpins.
-    `finish` must always be called after `start`.
+    `start` (GIL held) looks up and pins; `run` reads with the GIL released and unpins.  What was
+    started and never run unpins when it is freed.
 
     Attributes
     ----------
@@ -203,23 +204,50 @@ cdef class ReadBatch:
             self.release()
             raise
 
-    def run(self, IoContext context not None):
-        """Read everything pinned.
+    def run(self, Lending readers not None):
+        """Read everything pinned, in a context that is lent for it, and unpin.
+
+        One step for callers, so that no signal's exception can strike between a loan and its end.
+
+        Returns
+        -------
+        tuple
+            As `finish`.
 
         Raises
         ------
+        ClosedError, OSError, MemoryError
+            No context could be had.
         OSError
-            When the queue itself broke: the context must be kept and never used again.
+            The queue itself broke: the context, and this with all that it holds, is never used
+            again nor freed while transfers may be in flight.
         TimeoutError
             When nothing completed for as long as the queue's `timeout_ns`: the same.
         """
         cdef int code
+        cdef Loan loan
+        cdef IoContext context
+        try:
+            loan = readers.lend()
+        except BaseException:
+            self.release()
+            raise
+        context = <IoContext?>loan.item
         with nogil:
             code = self.read_all(context.queue, context.staging.data, context.staging.size_bytes)
+        if code >= 0:
+            loan.end()
+            return self.finish()
+        if context.queue.in_flight:
+            self.abandon()
+            context.abandon()
+            loan.bury(self)
+        else:
+            loan.end()
+            self.release()
         if code == -ETIMEDOUT:
             raise timeout_error(f"a read of {self.count} keys", context.queue.timeout_ns)
-        if code < 0:
-            raise OSError(-code, os.strerror(-code), "IO queue")
+        raise OSError(-code, os.strerror(-code), "IO queue")
 
     cdef int read_all(self, IoQueue queue, unsigned char *staging,
                       size_t staging_bytes) noexcept nogil:

@@ -127,4 +127,5 @@ class SimulatedDirectory:
 
     def queue(self, engine: str, depth: int) -> IoQueue:
         """Make a queue that shuffles completions."""
+        self.disk.check("queue", engine)
         return SimulatedQueue(self.disk, depth, engine)
