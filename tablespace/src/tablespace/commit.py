@@ -4,6 +4,8 @@ The order within a commit is the store's promise: reserve slots, write data, syn
 journal, sync journal, publish in the index, acknowledge.  Records of evictions ride in the same
 append; the slots they free are handed out only in a later commit.  Puts that need no sync are
 held back after the write (held.py); everything else settles them first.
+
+Long because the steps of a commit, and what the failure of each one means, stand together.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tablespace.io.slot_test import Verdict
 from tablespace.journal import Journal
 from tablespace.layout import MAX_GROUP_BLOCKS, ceil_div
 from tablespace.quarantine import TESTS_PER_TURN, Quarantine
+from tablespace.requests import Barrier, DeleteRequest, JournalFullError
 
 # Durably free slots kept while evicting, so that a full region needs no third sync: two groups'
 # worth, but never more than this share of the region.
@@ -42,30 +45,6 @@ SPARE_SHARE = 16
 
 # How often a caller tries whose records found no room: others may fill a new journal first.
 JOURNAL_TRIES = 4
-
-
-class JournalFullError(FullError):
-    """The journal could not grow; nothing of the group was appended."""
-
-    def __init__(self, message: str, journal: Journal) -> None:
-        super().__init__(message)
-        self.journal = journal
-
-
-class DeleteRequest(Request):
-    """Keys to delete; `removed` says which were there."""
-
-    def __init__(self, keys: list[bytes]) -> None:
-        self.keys = keys
-        self.count = len(keys)
-        self.removed: list[bool] = [False] * len(keys)
-
-
-class Barrier(Request):
-    """A function to run between two commits, by whichever thread leads."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action = action
 
 
 class Committer:

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tablespace.commit import Barrier, Committer
+from tablespace.commit import Committer
 from tablespace.errors import TablespaceError
 from tablespace.io.directory import Directory
 from tablespace.journal import JOURNAL_FILES, Journal, install_journal, stage_journal
 from tablespace.layout import MIN_JOURNAL_BYTES
 from tablespace.region import Region
+from tablespace.requests import Barrier
 from tablespace.reserve import Reserve
 from tablespace.snapshot import (
     SNAPSHOT_FILES,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.compression import check_compression
+from tablespace.container_files import make_containers, open_containers
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
 from tablespace.eviction import EvictionPolicy, check_eviction
@@ -351,7 +352,7 @@ def _resize(
     have = region.geometry
     evicted = 0
     if wanted.containers > have.containers:
-        _make_containers(
+        make_containers(
             directory, range(have.containers, wanted.containers), wanted, choice, devices
         )
     elif wanted.containers < have.containers:
@@ -448,7 +449,7 @@ def _create(
             "max_bytes",
             directory.path,
         )
-    _make_containers(directory, range(shape.containers), shape, choice, devices)
+    make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
     for files in (SNAPSHOT_FILES, JOURNAL_FILES):
         for name in (files.backup, *files.spares, *files.retired):
@@ -458,96 +459,6 @@ def _create(
     return Recovered(
         new_index(region), journal, 0, RecoveryReport(source="new region"), snapshot_bytes
     )
-
-
-def _make_containers(
-    directory: Directory,
-    numbers: range,
-    shape: Geometry,
-    choice: IoChoice,
-    devices: list[Device],
-) -> None:
-    """Make container files, durably; when one cannot be made, none of them stays."""
-    first = len(devices)
-    try:
-        for number in numbers:
-            device = _open_container(directory, container_name(number), choice, create=True)
-            devices.append(device)
-            # One left by an interrupted creation may have its length and no space.
-            _allocate(device, shape.container_bytes, choice)
-        # After all of them: the first sync writes most of what the others would.
-        for device in devices[first:]:
-            device.sync_data()
-        directory.sync(CONTAINERS)
-    except OSError:
-        for number in numbers:
-            directory.unlink(f"{CONTAINERS}/{container_name(number)}")
-        raise
-
-
-def _open_container(
-    directory: Directory, name: str, choice: IoChoice, create: bool = False
-) -> Device:
-    return directory.open(
-        f"{CONTAINERS}/{name}",
-        create=create,
-        direct=choice.direct,
-        alignment_bytes=choice.alignment_bytes,
-        memory_alignment_bytes=choice.memory_alignment_bytes,
-    )
-
-
-def _allocate(device: Device, size_bytes: int, choice: IoChoice) -> None:
-    """Reserve a container's space; where the file system cannot, only its length is set."""
-    if device.size_bytes > size_bytes:
-        # Left by an interrupted creation of another geometry; fallocate never shortens.
-        device.truncate(size_bytes)
-    try:
-        device.allocate(size_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        note = (
-            "containers not pre-allocated: this file system has no fallocate; a full disk "
-            "will show at a put"
-        )
-        if note not in choice.warnings:
-            choice.warnings.append(note)
-            choice.reasons.append(note)
-        device.truncate(size_bytes)
-
-
-def open_containers(
-    directory: Directory, region: Region, choice: IoChoice, devices: list[Device], mode: str
-) -> None:
-    shape = region.geometry
-    made = False
-    for number in range(shape.containers):
-        name = container_name(number)
-        path = f"{directory.path}/{CONTAINERS}/{name}"
-        if not directory.exists(f"{CONTAINERS}/{name}"):
-            if mode == "strict":
-                raise CorruptionError(
-                    path, 0, f"a container of {shape.container_bytes} bytes", "no such file"
-                )
-            choice.warnings.append(f"container {name} was missing and is made anew, empty")
-        device = _open_container(directory, name, choice, create=mode != "strict")
-        devices.append(device)
-        if device.size_bytes != shape.container_bytes:
-            if mode == "strict":
-                raise CorruptionError(
-                    path,
-                    device.size_bytes,
-                    f"a container of {shape.container_bytes} bytes",
-                    f"{device.size_bytes} bytes",
-                )
-            if device.size_bytes:
-                choice.warnings.append(f"container {name} had {device.size_bytes} bytes")
-            _allocate(device, shape.container_bytes, choice)
-            device.sync_data()
-            made = True
-    if made:
-        directory.sync(CONTAINERS)
 
 
 def _tell(directory: Directory, region: Region, choice: IoChoice, report: RecoveryReport) -> None:

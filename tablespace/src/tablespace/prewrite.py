@@ -13,12 +13,13 @@ import threading
 import weakref
 
 from tablespace._core.aligned_buffer import AlignedBuffer
-from tablespace.commit import Barrier, Committer
+from tablespace.commit import Committer
 from tablespace.errors import ClosedError
 from tablespace.io.device import Device
 from tablespace.io.mounts import file_system_of
 from tablespace.io.open import IoChoice
 from tablespace.layout import Geometry, container_name, format_size
+from tablespace.requests import Barrier
 
 logger = logging.getLogger("tablespace")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.key_index import check_key
 from tablespace.async_store import AsyncCalls
-from tablespace.commit import Committer, DeleteRequest
+from tablespace.commit import Committer
 from tablespace.compaction import Compactor
 from tablespace.compression import Codec, Packed
 from tablespace.context_pool import ContextPool
@@ -35,6 +35,7 @@ from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
+from tablespace.requests import DeleteRequest
 from tablespace.reserve import Reserve
 from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
 from tablespace.write_queue import WriteQueue, copy_into
@@ -711,12 +712,14 @@ class Store(AsyncCalls):
             self._closed = "the store is closed"
             self._close_interrupted = False
         try:
-            self._close()
+            problem = self._close()
         except BaseException:
             self._close_interrupted = True
             raise
+        self._tell_of_losses(problem)
 
-    def _close(self) -> None:
+    def _close(self) -> BaseException | None:
+        """Do what `close` says; return why held puts could not be made durable."""
         reason = self._closed or ""
         self._async.close(reason)
         problem: BaseException | None = None
@@ -746,7 +749,7 @@ class Store(AsyncCalls):
             if not self._committer.stuck:
                 self._write_context.close()
             self._lock.close()
-        self._tell_of_losses(problem)
+        return problem
 
     def _tell_of_losses(self, problem: BaseException | None) -> None:
         """Raise where puts acknowledged before they were durable did not become so."""

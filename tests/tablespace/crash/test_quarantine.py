@@ -6,7 +6,7 @@ import errno
 from typing import Any
 
 import pytest
-from tablespace.commit import Committer, DeleteRequest
+from tablespace.commit import Committer
 from tablespace.errors import FullError
 from tablespace.io.read_batch import ReadBatch
 from tablespace.io.slot_test import Verdict
@@ -14,6 +14,7 @@ from tablespace.layout import Geometry
 from tablespace.quarantine import PAUSE_COMMITS, Quarantine
 from tablespace.recovery import new_index
 from tablespace.region import Region
+from tablespace.requests import DeleteRequest
 from tablespace.snapshot import SNAPSHOT_NAME, capture_index, encode_snapshot, load_snapshot
 from tablespace.store import Store
 from tablespace.testing import (

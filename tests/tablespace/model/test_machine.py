@@ -14,9 +14,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tablespace.commit import Committer, DeleteRequest
+from tablespace.commit import Committer
 from tablespace.errors import CorruptionError
 from tablespace.layout import Geometry
+from tablespace.requests import DeleteRequest
 from tablespace.store import Store
 from tablespace.testing import Breach, Disk, Fault, FaultPlan, Workload
 from tablespace.testing.model import audit

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tablespace.commit import Barrier
+from tablespace.requests import Barrier
 
 import tablespace
 from tablespace import Store

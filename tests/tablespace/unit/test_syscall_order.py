@@ -166,18 +166,21 @@ def test_a_put_whose_sync_fails_once_is_not_acknowledged_nor_is_any_after_it(
     assert stats.free + stats.live == stats.capacity
 
 
-@pytest.mark.parametrize("file", ["/region$", "/index.snapshot", "/index.log"])
+@pytest.mark.parametrize(
+    ("file", "nth"), [("/region$", 1), ("/region$", 3), ("/index.snapshot", 1), ("/index.log", 1)]
+)
 def test_a_snapshot_whose_sync_fails_loses_nothing(
-    tmp_path: Path, shim: str, open_small: Opener, file: str
+    tmp_path: Path, shim: str, open_small: Opener, file: str, nth: int
 ) -> None:
     """A failed sync of the directory, or of a new file, must not be taken for the rename's."""
-    directory = file == "/region$"
+    # The first two come before anything that counts is renamed.
+    directory = nth == 3
     said = watched(
         tmp_path,
         shim,
         FAILED_SYNC,
         "snapshot",
-        FAIL_CALL=f"sync:{file}:1:{errno.EIO}",
+        FAIL_CALL=f"sync:{file}:{nth}:{errno.EIO}",
         FAIL_WHEN=str(tmp_path / "now"),
     )
     assert said[0] == ("FailedError" if directory else "OSError")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tablespace._core.commit_queue import CommitQueue
-from tablespace.commit import DeleteRequest
+from tablespace.requests import DeleteRequest
 
 import tablespace
 from tablespace import Store
@@ -175,7 +175,7 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(
 
 def test_an_interrupted_waiter_leaves_the_queue_working(open_small: Opener) -> None:
     """A signal's exception in a waiting thread must not take the leadership with it."""
-    from tablespace.commit import Barrier
+    from tablespace.requests import Barrier
 
     store = open_small()
     inside, go_on = threading.Event(), threading.Event()
