@@ -1,0 +1,7 @@
+from typing_extensions import Buffer
+
+from tablespace.io.device import Device, IoQueue
+
+def transfer(
+    queue: IoQueue, transfers: list[tuple[Device, str, Buffer, int]]
+) -> tuple[list[int], list[tuple[int, int]]]: ...
