@@ -88,6 +88,12 @@ def power_fails(workload: Workload, hunt: Hunt) -> None:
     hunt.run()
 
 
+def power_fails_unverified(workload: Workload, hunt: Hunt) -> None:
+    """The same without checksums, which turn another value's bytes into a miss."""
+    hunt.verify = False
+    hunt.run()
+
+
 def journal_goes_bad(workload: Workload, hunt: Hunt) -> None:
     """Damage, at every stop, a record that a later group follows: an error or the truth."""
     state = DiskState(workload.disk)
@@ -124,7 +130,7 @@ FINDERS: dict[str, tuple[Callable[[int], Workload], Judge]] = {
     "skip_journal_sync": (plain, power_fails),
     "append_before_last_sync": (groups, power_fails),
     "publish_before_commit": (failing("write", errno.ENOSPC), power_fails),
-    "reuse_before_durable_free": (evicting, power_fails),
+    "reuse_before_durable_free": (evicting, power_fails_unverified),
     "retry_failed_sync": (failing("sync", errno.EIO), power_fails),
     "skip_directory_sync": (plain, power_fails),
     "ignore_checksum": (damaging, power_fails),
