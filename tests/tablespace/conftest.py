@@ -1,6 +1,7 @@
 """Fixtures for the storage engine's tests."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,15 @@ def break_a_rule() -> Iterator[None]:
     name = os.environ.get("TABLESPACE_BROKEN_RULE")
     with broken(name) if name else nullcontext():
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def switch_threads_at() -> Iterator[None]:
+    """Let threads take turns at the interval in SWITCH_INTERVAL_S, where it is set."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(float(os.environ.get("SWITCH_INTERVAL_S", before)))
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

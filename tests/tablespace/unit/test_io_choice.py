@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,8 @@ def build_shim(support: Path, tmp_path: Path) -> str:
         ["cc", "-shared", "-fPIC", "-O1", "-o", shim, support / "refuse_direct.c", "-ldl"],
         check=True,
     )
-    return str(shim)
+    # Behind what is preloaded already: a sanitizer's runtime must come first.
+    return f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
 
 
 @pytest.mark.usefixtures("need_direct")

@@ -1,0 +1,41 @@
+"""With a rule of durability broken, every test without a crash still passes.
+
+So it is the crash tests alone that stand between such a fault and a release; that they find each
+is shown in crash/test_rules_are_found.py.  The model's histories are crashes too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tablespace.testing.broken import RULES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WITHOUT_CRASHES = ("unit", "conformance", "format", "fuzz")
+# Tests that assert a rule directly, by damaging a file or by looking at the order of records.
+DIRECT: dict[str, tuple[str, ...]] = {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rule", RULES)
+def test_tests_without_a_crash_do_not_notice(rule: str) -> None:
+    folders = [f"tests/tablespace/{name}" for name in WITHOUT_CRASHES]
+    direct = [f"--deselect=tests/tablespace/{name}" for name in DIRECT.get(rule, ())]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not long", "-p", "no:cacheprovider"]
+        + [*folders, *direct],
+        cwd=ROOT,
+        env={**os.environ, "TABLESPACE_BROKEN_RULE": rule},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) > 350
