@@ -19,7 +19,7 @@ ENGINE = ROOT / "tablespace"
 def packages_of(environment: Path) -> Path:
     """Return the directory of an environment's packages."""
     return Path(
-        sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": ""})
+        sysconfig.get_path("purelib", "posix_prefix", {"base": str(environment), "platbase": ""})
     )
 
 

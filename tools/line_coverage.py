@@ -59,9 +59,7 @@ def lay_generated_code_beside(packages: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Build, run pytest under coverage.py, print the report; return an exit status."""
-    python = build(
-        ENVIRONMENT, ["-Dlinetrace=true", "-Ddebug=false", "-Doptimization=1"]
-    )
+    python = build(ENVIRONMENT, ["-Dlinetrace=true", "-Ddebug=false", "-Doptimization=1"])
     packages = packages_of(ENVIRONMENT)
     lay_generated_code_beside(packages)
     settings = ENVIRONMENT / "coverage.ini"
@@ -72,9 +70,20 @@ def main(arguments: list[str]) -> int:
     coverage = [str(python), "-m", "coverage"]
     # Code objects of Cython name their files relative to the directory of the package.
     tested = subprocess.run(
-        [*coverage, "run", f"--rcfile={settings}", "-m", "pytest", "-q", f"--rootdir={ROOT}"]
-        + ["-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-o", "timeout=3600"]
-        + tests,
+        [
+            *coverage,
+            "run",
+            f"--rcfile={settings}",
+            "-m",
+            "pytest",
+            "-q",
+            f"--rootdir={ROOT}",
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-o",
+            "timeout=3600",
+            *tests,
+        ],
         cwd=packages,
         check=False,
     ).returncode

@@ -84,8 +84,12 @@ def run(kind: str, arguments: list[str]) -> int:
     # Frames and lines in reports need symbols; more than -O1 blurs them and takes long to compile.
     python = build(
         environment,
-        [f"-Db_sanitize={sanitizer.flags}", "-Db_lundef=false", "-Dbuildtype=debugoptimized"]
-        + ["-Doptimization=1"],
+        [
+            f"-Db_sanitize={sanitizer.flags}",
+            "-Db_lundef=false",
+            "-Ddebug=true",
+            "-Doptimization=1",
+        ],
     )
     modules = native_modules(environment)
     plain = [path.name for path in modules if sanitizer.trace not in path.read_bytes()]
@@ -94,8 +98,7 @@ def run(kind: str, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="sanitizer-") as folder:
         reports = Path(folder)
         done = subprocess.run(
-            [str(python), "-m", "pytest", "-o", "timeout=900", "-p", "no:cacheprovider"]
-            + arguments,
+            [str(python), "-m", "pytest", "-o", "timeout=900", *arguments],
             cwd=ROOT,
             env=environ_of(sanitizer, reports),
             check=False,
@@ -107,7 +110,12 @@ def run(kind: str, arguments: list[str]) -> int:
     return int(done.returncode != 0 or bool(found))
 
 
-if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in SANITIZERS:
+def main(arguments: list[str]) -> int:
+    """Read the kind, run, return the exit status."""
+    if not arguments or arguments[0] not in SANITIZERS:
         raise SystemExit(__doc__)
-    raise SystemExit(run(sys.argv[1], sys.argv[2:]))
+    return run(arguments[0], arguments[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

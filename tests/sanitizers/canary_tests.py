@@ -1,4 +1,4 @@
-"""Tests with a fault in native code each: run by path under a sanitizer, which must report them."""
+"""Tests with a fault in native code each, run by path: a sanitizer must report it."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def test_the_interval_is_the_one_asked_for() -> None:
 @pytest.mark.timeout(900)
 def test_threads_that_switch_all_the_time_break_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not long", "-p", "no:cacheprovider"]
-        + list(THREADED),
+        [sys.executable, "-m", "pytest", "-q", "-m", "not long", *list(THREADED)],
         cwd=ROOT,
         env={**os.environ, "SWITCH_INTERVAL_S": INTERVAL_S},
         capture_output=True,

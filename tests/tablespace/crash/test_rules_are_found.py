@@ -111,9 +111,7 @@ def journal_goes_bad(workload: Workload, hunt: Hunt) -> None:
             continue
         line = workload.chance.choice(early)
         at = content.index(line) + len(line) // 2
-        image.write_file(
-            JOURNAL_NAME, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-        )
+        image.write_file(JOURNAL_NAME, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         hunt.report.images += 1
         try:
             store = open_simulated(image, GEOMETRY)

@@ -100,7 +100,7 @@ def test_what_is_held_shows_a_leak_of_each_kind(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         before = held()
-        file = open(tmp_path / "open", "wb")
+        descriptor = os.open(tmp_path, os.O_RDONLY)
         blocks = [bytearray(100) for _ in range(100)]
         buffer = AlignedBuffer(4 << 20)
         memoryview(buffer)[:] = bytes(4 << 20)
@@ -110,7 +110,7 @@ def test_what_is_held_shows_a_leak_of_each_kind(tmp_path: Path) -> None:
         after = held()
         stop.set()
         thread.join()
-        file.close()
+        os.close(descriptor)
     finally:
         tracemalloc.stop()
     assert len(after.descriptors) == len(before.descriptors) + 1

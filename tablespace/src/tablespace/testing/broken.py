@@ -128,15 +128,16 @@ def publish_before_commit() -> Iterator[None]:
 
 @_rule("a freed slot is written again only when the record that freed it is durable")
 def reuse_before_durable_free() -> Iterator[None]:
-    real = Committer._begin_group
+    real, real_room = Committer._begin_group, Committer._make_room
     freed: dict[Committer, list[tuple[bytes, int, int]]] = {}
 
     def make_room(self: Committer, pool: int, wanted: int) -> None:
         """Free slots at once; the records of that ride in the very group that fills them."""
         short = wanted - self.allocator.room(pool)
-        if short <= 0:
+        if short <= 0 or not self.allocator.pool_capacity(pool):
+            real_room(self, pool, wanted)
             return
-        before = {key: self.index.get(key) for key in self.index.keys()}
+        before = {key: self.index.get(key) for key in self.index}
         self.evictions += VictimList(self.index, short, pool).publish()
         freed.setdefault(self, []).extend(
             (key, entry[0], entry[1])
@@ -208,7 +209,7 @@ def replay_past_a_gap() -> Iterator[None]:
         if head.base_seq > replay.seq + 1:
             self.gap(replay, head.base_seq, path)
         replay.place = head.base_seq
-        start = at = head.start
+        at = head.start
         kept = b""
         while True:
             end = replay.feed(data, at)

@@ -12,6 +12,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace.io.device import Device, IoQueue
@@ -133,8 +134,8 @@ class DeviceConformance:
         device = self.device(2)
         memory = self.memory(2)
         for offset in (BLOCK_BYTES, 2 * BLOCK_BYTES, 1 << 62):
-            refused(errno.EINVAL, lambda at=offset: device.read_at(at, 2 * BLOCK_BYTES))
-            refused(errno.EINVAL, lambda at=offset: device.write_at(at, memory))
+            refused(errno.EINVAL, partial(device.read_at, offset, 2 * BLOCK_BYTES))
+            refused(errno.EINVAL, partial(device.write_at, offset, memory))
             queue = self.queue()
             assert transfer(queue, [(device, "write", memory, offset)]) == ([-errno.EINVAL], [])
             queue.close()

@@ -12,14 +12,14 @@ from libc.stdlib cimport calloc, free
 from tablespace.io.device cimport IO_READ, IO_WRITE, Completion, Device, IoQueue
 
 
-def transfer(IoQueue queue not None, list transfers not None):
+def transfer(IoQueue queue not None, transfers):
     """Push transfers, submit them, and reap every one that was accepted.
 
     Parameters
     ----------
     queue : IoQueue
         With nothing in flight.
-    transfers : list of (Device, str, buffer, int)
+    transfers : sequence of (Device, str, buffer, int)
         Device, ``"read"`` or ``"write"``, a contiguous buffer, the offset in bytes.
 
     Returns
