@@ -336,6 +336,7 @@ class Committer:
 
     def _advance(self, next_seq: int, drops: int) -> None:
         self.seq = next_seq - 1
+        self.journal.appended_bytes = self.journal.size_bytes
         for _ in range(drops):
             self.dropped.popleft()
 

@@ -140,7 +140,7 @@ class Compactor:
 
     def consider(self) -> None:
         """Start a compaction in the background when the journal has reached its bound."""
-        if self._committer.journal.size_bytes < max(self.journal_bound_bytes, self._not_before):
+        if self._committer.journal.appended_bytes < max(self.journal_bound_bytes, self._not_before):
             return
         if not self._starting.acquire(blocking=False):
             return
@@ -156,7 +156,7 @@ class Compactor:
         except BaseException as error:
             # The journal goes on growing and holds everything; tried again when it has grown on.
             self.problem = error
-            self._not_before = self._committer.journal.size_bytes * 5 // 4
+            self._not_before = self._committer.journal.appended_bytes * 5 // 4
             logger.warning("%s: compaction failed: %s", self._directory.path, error)
         finally:
             self._starting.release()

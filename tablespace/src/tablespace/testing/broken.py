@@ -8,6 +8,7 @@ as can be: tests without a crash pass with it on.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tablespace._core.line_codec import LineWriter
 from tablespace._core.victim_list import VictimList
 from tablespace.commit import Committer
 from tablespace.io.commit_group import CommitGroup, Stage
-from tablespace.io.directory import PosixDirectory
+from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.read_batch import ReadBatch
 from tablespace.journal import JOURNAL_NAME, Journal, JournalHead
 from tablespace.recovery import _Recovery, _without_filler
@@ -179,8 +180,9 @@ def retry_failed_sync() -> Iterator[None]:
 
 @_rule("names are durable before what relies on them goes on")
 def skip_directory_sync() -> Iterator[None]:
-    def sync(self: object, name: str = "") -> None:
-        pass
+    def sync(self: Directory, name: str = "") -> None:
+        if name and not self.exists(name):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", name)
 
     with (
         mock.patch.object(PosixDirectory, "sync", sync),
