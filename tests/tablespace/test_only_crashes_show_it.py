@@ -20,7 +20,15 @@ from tablespace.testing.broken import RULES
 ROOT = Path(__file__).resolve().parent.parent.parent
 WITHOUT_CRASHES = ("unit", "conformance", "format", "fuzz")
 # Tests that assert a rule directly, by damaging a file or by looking at the order of records.
-DIRECT: dict[str, tuple[str, ...]] = {}
+DIRECT: dict[str, tuple[str, ...]] = {
+    # They look in which group of the journal a slot is freed, and in which it is used again.
+    "reuse_before_durable_free": (
+        "unit/test_eviction.py::"
+        "test_every_victim_is_in_the_journal_before_its_slot_is_used_again",
+        "unit/test_pool_journal.py::"
+        "test_every_claim_comes_before_its_first_put_and_every_release_after_its_last_free",
+    ),
+}
 
 
 def run_with_broken(rule: str) -> subprocess.CompletedProcess[str]:

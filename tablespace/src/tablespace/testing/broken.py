@@ -138,7 +138,8 @@ def reuse_before_durable_free() -> Iterator[None]:
         if short <= 0 or not self.allocator.pool_capacity(pool):
             real_room(self, pool, wanted)
             return
-        before = {key: self.index.get(key) for key in self.index}
+        keys = self.index.keys()
+        before = {key: self.index.get(key) for key in keys}
         self.evictions += VictimList(self.index, short, pool).publish()
         freed.setdefault(self, []).extend(
             (key, entry[0], entry[1])
