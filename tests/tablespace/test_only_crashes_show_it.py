@@ -23,10 +23,14 @@ WITHOUT_CRASHES = ("unit", "conformance", "format", "fuzz")
 DIRECT: dict[str, tuple[str, ...]] = {
     # They look in which group of the journal a slot is freed, and in which it is used again.
     "reuse_before_durable_free": (
-        "unit/test_eviction.py::"
-        "test_every_victim_is_in_the_journal_before_its_slot_is_used_again",
+        "unit/test_eviction.py::test_every_victim_is_in_the_journal_before_its_slot_is_used_again",
         "unit/test_pool_journal.py::"
         "test_every_claim_comes_before_its_first_put_and_every_release_after_its_last_free",
+    ),
+    # They damage the journal, or take a part of it away, and ask for the error.
+    "replay_past_a_gap": (
+        "format/test_damage.py::test_every_byte_of_a_file_damaged[index.log-1]",
+        "format/test_damage.py::test_a_gap_between_snapshot_and_journal_is_never_passed_over",
     ),
 }
 
