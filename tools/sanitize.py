@@ -42,7 +42,9 @@ SANITIZERS = {
         # The interpreter frees little at its end, so leaks are looked for by other means.
         options={
             "ASAN_OPTIONS": "detect_leaks=0",
-            "UBSAN_OPTIONS": "print_stacktrace=1",
+            # Its reports go to stderr whatever log_path says, beside AddressSanitizer, so the first
+            # one ends the process.
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         },
     ),
     "thread": Sanitizer(
@@ -98,7 +100,8 @@ def run(kind: str, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="sanitizer-") as folder:
         reports = Path(folder)
         done = subprocess.run(
-            [str(python), "-m", "pytest", "-o", "timeout=900", *arguments],
+            # Python's streams alone are captured: what native code says is to be seen.
+            [str(python), "-m", "pytest", "-o", "timeout=900", "--capture=sys", *arguments],
             cwd=ROOT,
             env=environ_of(sanitizer, reports),
             check=False,
