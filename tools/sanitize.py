@@ -42,8 +42,8 @@ SANITIZERS = {
         # The interpreter frees little at its end, so leaks are looked for by other means.
         options={
             "ASAN_OPTIONS": "detect_leaks=0",
-            # Its reports go to stderr whatever log_path says, beside AddressSanitizer, so the first
-            # one ends the process.
+            # Beside AddressSanitizer its reports go to stderr whatever log_path says, so the
+            # first one ends the process.
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         },
     ),

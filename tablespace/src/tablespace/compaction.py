@@ -140,7 +140,8 @@ class Compactor:
 
     def consider(self) -> None:
         """Start a compaction in the background when the journal has reached its bound."""
-        if self._committer.journal.appended_bytes < max(self.journal_bound_bytes, self._not_before):
+        appended_bytes = self._committer.journal.appended_bytes
+        if appended_bytes < max(self.journal_bound_bytes, self._not_before):
             return
         if not self._starting.acquire(blocking=False):
             return
