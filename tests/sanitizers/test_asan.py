@@ -28,7 +28,9 @@ TESTS = (
 
 
 def test_no_byte_is_touched_that_should_not_be(sanitize: Sanitize) -> None:
-    status, output = sanitize("address", "-m", "not long", *TESTS)
+    # What is freed stays resident in the quarantine of AddressSanitizer.
+    without = "--deselect=tests/tablespace/unit/test_leaks.py"
+    status, output = sanitize("address", "-m", "not long", without, *TESTS)
     assert status == 0, output[-20_000:]
     assert " passed" in output and "address: pytest ended with 0, 0 reports" in output
 

@@ -32,7 +32,7 @@ def run(tmp_path: Path, *before: str, **environment: str) -> tuple[list, dict, l
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, *before, str(script), str(tmp_path / "region")],
-        env={"OPTIONS": "{}", **environment},
+        env={**os.environ, "OPTIONS": "{}", **environment},
         capture_output=True,
         text=True,
         check=False,
