@@ -39,6 +39,8 @@ CRASHES = (
     "failed_append",
     "full_disk",
     "io_errors",
+    "large_groups",
+    "lost_files",
     "recovery_of_damage",
     "sequence_points",
 )
