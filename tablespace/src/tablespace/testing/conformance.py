@@ -271,9 +271,11 @@ class DeviceConformance:
             each.close()
 
     def test_what_is_not_aligned_is_refused_where_it_matters(self) -> None:
-        device, queue, memory = self.device(), self.queue(), self.memory(2)
-        good = memory[:BLOCK_BYTES]
-        crooked = [(good[:-1], 0), (good, 1), (memory[1 : BLOCK_BYTES + 1], 0)]
+        device, queue, memory = self.device(), self.queue(), self.memory(4)
+        parts = [memory[at : at + BLOCK_BYTES] for at in range(0, len(memory), BLOCK_BYTES)]
+        good = parts[0]
+        # A length, an offset, an address; no two in the same memory, since they may fly together.
+        crooked = [(good[:-1], 0), (parts[1], 1), (memory[2 * BLOCK_BYTES + 1 :][:BLOCK_BYTES], 0)]
         pushed, done = transfer(
             queue, [(device, "read", part, offset) for part, offset in crooked]
         )
