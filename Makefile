@@ -8,7 +8,7 @@ PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip --disable-pip-version
 SOURCES := $(shell find tablespace -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
 	-o -name '*.h' -o -name 'meson.build' -o -name 'pyproject.toml' | grep -v /build/)
 
-.PHONY: demo test test-long lint bench dev clean
+.PHONY: demo test test-long sanitize coverage lint bench dev clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kvd demo
@@ -18,6 +18,12 @@ test: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long
+
+sanitize: $(VENV)/.installed
+	$(BIN)/python -m pytest -m long tests/sanitizers
+
+coverage: $(VENV)/.installed
+	$(BIN)/python tools/line_coverage.py
 
 lint: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/test_lint.py tests/test_tidy.py tests/test_layers.py
@@ -44,4 +50,4 @@ $(VENV)/.tools: pyproject.toml setup.py tablespace/pyproject.toml requirements-d
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist tablespace/build tablespace/dist *.egg-info
+	rm -rf $(VENV) .venv-asan .venv-tsan .venv-coverage build dist tablespace/build tablespace/dist *.egg-info

@@ -114,6 +114,29 @@ def test_an_example_of_a_decision_prints_what_the_page_shows(page: str, tmp_path
     assert done.stdout == found[2]
 
 
+def test_the_kits_examples_run(tmp_path: Path) -> None:
+    """Those with a test class are given to pytest, the others to Python."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", text_of("docs/testing.md"), re.M | re.S)
+    ran = []
+    for number, block in enumerate(blocks):
+        kind = "pytest" if "\nclass Test" in block else "python"
+        path = tmp_path / f"test_example_{number}.py"
+        path.write_text(block)
+        command = ["-m", "pytest", "-q", str(path)] if kind == "pytest" else [str(path)]
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("noticed:" if kind == "python" else " passed") in done.stdout
+        ran.append(kind)
+    assert ran == ["python", "pytest"]
+
+
 def requests() -> list[Any]:
     return list(protocol.Request.__args__)
 

@@ -1,16 +1,37 @@
 """Fixtures for the storage engine's tests."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tablespace.io.directory import PosixDirectory
 from tablespace.io.open import choose_io
+from tablespace.testing.broken import broken
 
 import tablespace
 
 SUPPORT = Path(__file__).parent / "support"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def break_a_rule() -> Iterator[None]:
+    """Break the rule of durability that TABLESPACE_BROKEN_RULE names, for the whole run."""
+    name = os.environ.get("TABLESPACE_BROKEN_RULE")
+    with broken(name) if name else nullcontext():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def switch_threads_at() -> Iterator[None]:
+    """Let threads take turns at the interval in SWITCH_INTERVAL_S, where it is set."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(float(os.environ.get("SWITCH_INTERVAL_S", before)))
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.journal_replay import JournalReplay
 from tablespace.commit import Committer
 from tablespace.compaction import Compactor
+from tablespace.container_files import open_containers
 from tablespace.errors import CorruptionError
 from tablespace.eviction import Eviction
 from tablespace.io.device import Device, IoContext
@@ -20,7 +21,7 @@ from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
 from tablespace.journal import JOURNAL_BACKUP_NAME, decode_header, identify_by_journal
 from tablespace.layout import container_name
-from tablespace.opening import holds_records, open_containers
+from tablespace.opening import holds_records
 from tablespace.recovery import Damage, Loaded, find_leftovers, load_index, new_index, recover
 from tablespace.region import REGION_NAME, Region, RegionLock, decode_region
 from tablespace.reserve import Reserve

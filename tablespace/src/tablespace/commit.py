@@ -445,6 +445,7 @@ class Committer:
 
     def _advance(self, next_seq: int, drops: int) -> None:
         self.seq = next_seq - 1
+        self.journal.appended_bytes = self.journal.size_bytes
         for _ in range(drops):
             _, container, slot = self.dropped.popleft()
             self.index.confirm_drop(container, slot)
@@ -559,6 +560,7 @@ class Committer:
                 "durable yet: flush again when there is space",
                 self.journal,
             ) from error
+        self.journal.appended_bytes = self.journal.size_bytes
         self.index.let_go()
         self.groups += 1
         self.held = HeldRecords()

@@ -187,7 +187,7 @@ class Compactor:
 
     def _due(self) -> bool:
         bound = max(self.journal_bound_bytes, self._not_before)
-        return self._committer.journal.size_bytes >= bound
+        return self._committer.journal.appended_bytes >= bound
 
     def _run(self) -> None:
         try:
@@ -196,7 +196,7 @@ class Compactor:
         except BaseException as error:
             # The journal goes on growing and holds everything; tried again when it has grown on.
             self.problem = error
-            self._not_before = self._committer.journal.size_bytes * 5 // 4
+            self._not_before = self._committer.journal.appended_bytes * 5 // 4
             logger.warning("%s: compaction failed: %s", self._directory.path, error)
 
     def wait(self) -> None:

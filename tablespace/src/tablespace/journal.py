@@ -109,15 +109,19 @@ class Journal:
         The open file; a commit appends to it and syncs it (io/commit_group.pyx).
     base_seq : int
         The first sequence number this file may hold.
+    appended_bytes : int
+        Its length after the last commit; any thread may read it.
 
     Notes
     -----
-    Only the thread that leads a commit appends.
+    Only the thread that leads a commit appends, or asks the device for its length: that changes in
+    parts, without the GIL, while an append is under way.
     """
 
     def __init__(self, device: Device, base_seq: int) -> None:
         self.device = device
         self.base_seq = base_seq
+        self.appended_bytes = device.end_bytes
 
     @property
     def size_bytes(self) -> int:

@@ -600,7 +600,7 @@ class Store(AsyncCalls):
             bytes_read=counts.bytes_read,
             groups=self._committer.groups,
             compactions=self._compactor.compactions,
-            journal_bytes=self._committer.journal.size_bytes,
+            journal_bytes=self._committer.journal.appended_bytes,
             snapshot_bytes=self._compactor.snapshot_bytes,
             index_bytes=self._index.memory_bytes(),
             io_mode=self._io_mode(),

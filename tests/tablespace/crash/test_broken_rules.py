@@ -1,6 +1,7 @@
-"""Each rule of durability has a switch that breaks it, and the crash tests notice every one.
+"""Disks and stores that break a rule of durability, and the crash tests notice every one.
 
-A crash test that cannot fail is decoration: here each must fail.
+A crash test that cannot fail is decoration: here each must fail.  The switches that ship with the
+kit are tried in test_rules_are_found.py.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ import pytest
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.victim_list import VictimList
 from tablespace.commit import Committer
-from tablespace.io.commit_group import CommitGroup
 from tablespace.layout import Geometry
 from tablespace.testing import (
     Breach,
-    Event,
     Hunt,
     HuntReport,
-    SimulatedDirectory,
     Workload,
 )
+from tablespace.testing.broken import broken
 from tablespace.testing.workload import fresh_region
 
 GEOMETRY = Geometry(4096, 16384, 2)
@@ -92,53 +91,6 @@ def test_on_a_disk_that_lies_about_every_sync_nothing_is_ever_wrong() -> None:
     assert images > 500
 
 
-def sync_data_late(workload: Workload) -> None:
-    """Move each data sync of a history behind the journal sync that follows it."""
-    trace = workload.disk.trace
-    held: list[Event] = []
-    out: list[Event] = []
-    for event in trace:
-        label = workload.disk.labels[event.node]
-        if event.kind == "sync" and label.startswith("containers/"):
-            held.append(event)
-            continue
-        out.append(event)
-        if event.kind == "sync" and held:
-            out += held
-            held = []
-    trace[:] = out + held
-
-
-def test_the_journal_before_the_data_sync_is_noticed() -> None:
-    workload = history(snapshots=False)
-    assert hunt(workload).images > 100
-    sync_data_late(workload)
-    with pytest.raises(Breach):
-        hunt(workload)
-
-
-def test_reuse_of_a_slot_before_its_free_record_is_durable_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put, commit = Workload.put, Committer._commit_puts
-    last: list[bytes] = []
-
-    def remember(self: Workload, *keys: bytes) -> bool:
-        last[:] = keys
-        return put(self, *keys)
-
-    def reuse_early(self: Committer, requests: list[Any]) -> None:
-        for key in last:
-            self.index.discard(key)
-        commit(self, requests)
-
-    monkeypatch.setattr(Workload, "put", remember)
-    monkeypatch.setattr(Committer, "_commit_puts", reuse_early)
-    workload = history(snapshots=False)
-    with pytest.raises(Breach):
-        hunt(workload)
-
-
 def evict_without_record(self: Committer, pool: int, wanted: int) -> None:
     """Making room that frees slots at once and journals the evictions only with the group."""
     short = wanted - self.allocator.room(pool)
@@ -181,24 +133,9 @@ def test_nothing_is_visible_before_its_record_is_durable() -> None:
     assert seen_too_early(Workload(GEOMETRY)) == []
 
 
-def test_a_value_published_before_its_record_is_durable_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    workload = Workload(GEOMETRY)
-    scratch = SimulatedDirectory(workload.disk).open("scratch", create=True)
-
-    def publish_first(self: Committer, requests: list[Any]) -> None:
-        group = CommitGroup(requests, self.devices, self.allocator)
-        group.place()
-        writer, seq, number, drops = self._begin_group()
-        seq = self._encode_moves(writer, seq, number)
-        self.allocator.settle()
-        _, _, _, seq = group.commit(self.context, scratch, writer, seq, number)
-        group.publish(self.index)
-        self._append(writer, seq, drops)
-
-    monkeypatch.setattr(Committer, "_commit_puts", publish_first)
-    assert seen_too_early(workload)
+def test_a_value_published_before_its_record_is_durable_is_noticed() -> None:
+    with broken("publish_before_commit"):
+        assert seen_too_early(Workload(GEOMETRY)) != []
 
 
 def test_a_buffer_changed_in_flight_is_noticed() -> None:

@@ -110,7 +110,8 @@ def run(
 def build(source: Path, tmp_path: Path) -> str:
     shim = tmp_path / f"{source.stem}.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
-    return str(shim)
+    # Behind what is preloaded already: a sanitizer's runtime must come first.
+    return f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
 
 
 def resident_pages(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ def run(tmp_path: Path, *before: str, **environment: str) -> tuple[list, dict, l
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, *before, str(script), str(tmp_path / "region")],
-        env={"OPTIONS": "{}", **environment},
+        env={**os.environ, "OPTIONS": "{}", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -59,7 +60,8 @@ def build_shim(support: Path, tmp_path: Path) -> str:
         ["cc", "-shared", "-fPIC", "-O1", "-o", shim, support / "refuse_direct.c", "-ldl"],
         check=True,
     )
-    return str(shim)
+    # Behind what is preloaded already: a sanitizer's runtime must come first.
+    return f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
 
 
 @pytest.mark.usefixtures("need_direct_by_default")

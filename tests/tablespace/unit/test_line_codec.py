@@ -62,3 +62,23 @@ def test_a_whole_line_of_another_layout_is_no_record() -> None:
     line = line_codec.seal(b'{"seq":1,"grp":1,"op":"put","key":"00" ,"at":[0,0]')[:-1]
     assert line_codec.is_whole(line)
     assert line_codec.parse(line) is None
+
+
+def test_records_of_containers_are_read_back() -> None:
+    writer = line_codec.LineWriter()
+    writer.claim(1, 1, 7, 65536)
+    writer.release(2, 1, 7)
+    claim, release = map(line_codec.parse, writer.getvalue().splitlines())
+    assert claim == {"op": "claim", "seq": 1, "grp": 1, "container": 7, "slot_bytes": 65536}
+    assert release == {"op": "release", "seq": 2, "grp": 1, "container": 7}
+
+
+def test_a_writer_takes_a_group_of_any_size() -> None:
+    """The largest: 4096 deletes of the longest keys, some fifty times what it begins with."""
+    writer = line_codec.LineWriter()
+    for number in range(4096):
+        writer.free("delete", number + 1, 1, b"%255d" % number, 0, number)
+    written = writer.getvalue().splitlines()
+    assert len(written) == 4096 and len(writer) > 2 << 20
+    parsed = [line_codec.parse(line) for line in written]
+    assert [record["slot"] for record in parsed if record] == list(range(4096))

@@ -26,3 +26,6 @@ cdef class CommitGroup:
                   uint64_t offset, uint64_t tag) noexcept nogil
     cdef int collect(self, IoQueue queue, uint32_t wait_for, uint32_t *frame_stack,
                      uint32_t *free_frames, int32_t *frame_of, void **buffers) noexcept nogil
+
+
+cdef int append_durably(Device journal, LineWriter writer, int *code) noexcept nogil

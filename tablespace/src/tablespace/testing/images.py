@@ -19,6 +19,8 @@ from tablespace.testing.disk import Disk, Event
 SECTOR_BYTES = (512, 4096)
 # How much of the unsynced a random choice keeps: with many units, half of them is hardly a file.
 DENSITIES = (0.1, 0.5, 0.9)
+# Of the choices of a moment; the rest is drawn, and only drawn ones tear writes.
+WHOLE_SHARE = 3 / 4
 
 
 @dataclass
@@ -283,7 +285,7 @@ def choices(state: DiskState, limit: int, chance: random.Random) -> Iterator[Cho
     Parameters
     ----------
     limit : int
-        At most this many; every subset is tried when there are no more than that.
+        At most this many; every subset is tried where three quarters of that are enough for all.
     chance : random.Random
     """
     total = len(state.pending)
@@ -296,14 +298,14 @@ def choices(state: DiskState, limit: int, chance: random.Random) -> Iterator[Cho
         yielded.add(choice)
         return True
 
-    if 1 << total <= limit:
+    if 1 << total <= limit * WHOLE_SHARE:
         for mask in range(1 << total):
             choice = Choice(frozenset(at for at in numbers if mask >> at & 1))
             if new(choice):
                 yield choice
     else:
         for choice in _telling(state):
-            if new(choice):
+            if len(yielded) < limit * WHOLE_SHARE and new(choice):
                 yield choice
     data = [at for at in numbers if state.pending[at].kind == "data"]
     tries = 0
