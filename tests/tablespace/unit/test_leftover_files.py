@@ -10,7 +10,7 @@ from tablespace.io.device import Device
 from tablespace.io.open import IoChoice
 
 import tablespace
-from tablespace import Store, opening
+from tablespace import Store, container_files
 
 Opener = Callable[..., Store]
 CONTAINER_BYTES = 64 << 10
@@ -67,7 +67,7 @@ def test_a_container_left_too_long_is_noticed(
     open_small: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_containers(tmp_path / "region", 2 * CONTAINER_BYTES, 4)
-    monkeypatch.setattr(opening, "_allocate", allocate_only)
+    monkeypatch.setattr(container_files, "allocate_container", allocate_only)
     open_small().close()
     with pytest.raises(tablespace.CorruptionError):
         open_small()
