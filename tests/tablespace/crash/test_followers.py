@@ -7,7 +7,6 @@ import errno
 from typing import Any
 
 import pytest
-from tablespace.errors import FullError
 from tablespace.follower import Follower
 from tablespace.io.device import Device
 from tablespace.io.read_batch import ReadBatch
@@ -168,10 +167,10 @@ def taken_back(seed: int) -> None:
     workload = Workload(SMALL, disk=fresh_region(SMALL).survivor(seed), seed=seed)
     assert workload.put(*KEYS[:4]) and workload.delete(*KEYS[1:4])
     companions = Companions(workload.recorder)
-    workload.disk.faults = FaultPlan(Fault("write", 1, errno.ENOSPC, label="index.log"))
+    workload.disk.faults = FaultPlan(Fault("write", 1, errno.EIO, label="index.log"))
     assert not workload.put(*KEYS[:3])
     workload.disk.faults = None
-    assert isinstance(workload.recorder.failures.pop(), FullError)
+    assert isinstance(workload.recorder.failures.pop(), OSError)
     assert workload.put(*KEYS[3:])
     assert workload.delete(KEYS[0]) and workload.put(KEYS[1])
     companions.stop()
