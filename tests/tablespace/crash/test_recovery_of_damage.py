@@ -288,5 +288,5 @@ def test_a_skipped_line_brings_no_deleted_key_and_no_older_value_back() -> None:
 
 
 def test_what_a_skipped_line_brings_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery._Recovery, "forget_named", lambda self, skipped: None)
+    monkeypatch.setattr(recovery._Loading, "forget_named", lambda self, index, text: None)
     assert len(salvage_with_each_line_damaged()) >= 2

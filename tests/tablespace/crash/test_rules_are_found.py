@@ -127,7 +127,7 @@ FINDERS: dict[str, tuple[Callable[[int], Workload], Judge]] = {
     "journal_before_data": (plain, power_fails),
     "skip_journal_sync": (plain, power_fails),
     "append_before_last_sync": (groups, power_fails),
-    "publish_before_commit": (failing("write", errno.ENOSPC), power_fails),
+    "publish_before_commit": (failing("write", errno.EIO), power_fails),
     "reuse_before_durable_free": (evicting, power_fails_unverified),
     "retry_failed_sync": (failing("sync", errno.EIO), power_fails),
     "skip_directory_sync": (plain, power_fails),
