@@ -19,6 +19,24 @@ from tablespace.testing.broken import RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WITHOUT_CRASHES = ("unit", "conformance", "format", "fuzz")
+# With the switch below all of these run, for an hour; without it, those that store and read most.
+ALL_OF_THEM = "TABLESPACE_MUTATION_ALL"
+SAMPLE = (
+    "unit/test_closing.py",
+    "unit/test_compression.py",
+    "unit/test_durability_modes.py",
+    "unit/test_eviction.py",
+    "unit/test_follower.py",
+    "unit/test_key_index.py",
+    "unit/test_pool_journal.py",
+    "unit/test_pools.py",
+    "unit/test_resize.py",
+    "unit/test_store.py",
+    "unit/test_write_queue.py",
+    "conformance",
+    "format/test_damage.py",
+    "format/test_golden.py",
+)
 # Tests that assert a rule directly, by damaging a file or by looking at the order of records.
 DIRECT: dict[str, tuple[str, ...]] = {
     # They look in which group of the journal a slot is freed, and in which it is used again.
@@ -37,7 +55,8 @@ DIRECT: dict[str, tuple[str, ...]] = {
 
 def run_with_broken(rule: str) -> subprocess.CompletedProcess[str]:
     """Run the tests without a crash while a rule is broken."""
-    folders = [f"tests/tablespace/{name}" for name in WITHOUT_CRASHES]
+    chosen = WITHOUT_CRASHES if os.environ.get(ALL_OF_THEM) else SAMPLE
+    folders = [f"tests/tablespace/{name}" for name in chosen]
     direct = [f"--deselect=tests/tablespace/{name}" for name in DIRECT.get(rule, ())]
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not long", *folders, *direct],
@@ -66,4 +85,4 @@ def test_tests_without_a_crash_do_not_notice(
     done = runs[rule].result()
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) > 350
+    assert passed is not None and int(passed[1]) > 300
