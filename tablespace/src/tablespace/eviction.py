@@ -62,7 +62,12 @@ class EvictionPolicy(Protocol):
 def check_eviction(eviction: str | EvictionPolicy) -> None:
     """Raise ValueError unless this is an order's name or has the methods of a policy."""
     if eviction in ORDERS if isinstance(eviction, str) else isinstance(eviction, EvictionPolicy):
-        return
+        if not isinstance(eviction, type):  # A class has the methods too, but nobody to call.
+            return
+        raise ValueError(
+            f"eviction is the class {eviction.__name__}, not an object. Remedy: "
+            f"{eviction.__name__}(...)"
+        )
     raise ValueError(
         "eviction must be one of lru, fifo, or an object with the methods inserted, used, "
         f"removed and victims (tablespace.EvictionPolicy), not {eviction!r}"

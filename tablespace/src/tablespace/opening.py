@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, overload
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.compression import check_compression
@@ -14,7 +15,12 @@ from tablespace.container_files import make_containers, open_containers
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
 from tablespace.eviction import EvictionPolicy, check_eviction
-from tablespace.follower import DEFAULT_REFRESH_INTERVAL_MS, open_follower
+from tablespace.follower import (
+    DEFAULT_REFRESH_INTERVAL_MS,
+    Follower,
+    check_refresh_interval,
+    open_follower,
+)
 from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
@@ -67,6 +73,37 @@ DEFAULT_MAX_BYTES = "64G"
 DEFAULT_SLOT_BYTES = "64K"
 
 
+@overload
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    read_only: Literal[True],
+    io_mode: str = "auto",
+    io_engine: str = "auto",
+    refresh_interval_ms: float | None = DEFAULT_REFRESH_INTERVAL_MS,
+) -> Follower: ...
+@overload
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int | str | None = None,
+    container_bytes: int | str | None = None,
+    slot_bytes: int | str | Sequence[int | str] | None = None,
+    create: bool = True,
+    io_mode: str = "auto",
+    io_engine: str = "auto",
+    durability: str = "sync",
+    flush_interval_ms: int = DEFAULT_FLUSH_INTERVAL_MS,
+    recover: str = "strict",
+    verify: bool = True,
+    on_full: str = "reject",
+    eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
+    io_timeout_s: float | None = None,
+    break_lock: bool = False,
+    read_only: bool = False,
+    refresh_interval_ms: float | None = DEFAULT_REFRESH_INTERVAL_MS,
+) -> Store: ...
 def open_store(
     path: str | os.PathLike[str],
     *,
@@ -151,14 +188,22 @@ def open_store(
         No region there and `create` is false.
     ValueError
         For an argument outside its domain.
+    TypeError
+        For `create`, `verify`, `break_lock` or `read_only` that is neither True nor False.
     OSError
         For example ENOSPC when the containers do not fit the disk.
     """
+    # A text such as "no" is true, and would break the lock or leave values unverified.
+    _check_flag("create", create)
+    _check_flag("verify", verify)
+    _check_flag("break_lock", break_lock)
+    _check_flag("read_only", read_only)
     _check_choice("recover", recover, RECOVER_MODES)
     _check_choice("on_full", on_full, ("reject", "evict"))
     check_eviction(eviction)
     check_compression(compression)
     timeout_ns(io_timeout_s)
+    check_refresh_interval(refresh_interval_ms)
     when = Durability(durability, flush_interval_ms)
     directory = PosixDirectory(path)
     if read_only:
@@ -213,6 +258,11 @@ class Keep:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r}")
 
 
 def _check_read_only(verify: bool, recover: str, break_lock: bool) -> None:

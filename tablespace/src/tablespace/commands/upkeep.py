@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
 import importlib
 import json
 import time
@@ -14,7 +13,7 @@ from typing import Any
 from tablespace.commands.failures import FINE, FOUND
 from tablespace.commands.output import Output
 from tablespace.commands.progress import Progress
-from tablespace.commands.regions import holds_region, open_for_writing
+from tablespace.commands.regions import holds_region, no_region, open_for_writing
 from tablespace.describe import describe_region, format_description
 from tablespace.errors import TablespaceError
 from tablespace.io.classify import Classification, classify
@@ -23,7 +22,7 @@ from tablespace.io.classify import Classification, classify
 def run_info(options: argparse.Namespace, output: Output) -> int:
     """Describe a region from its files; takes no lock and writes nothing."""
     if not holds_region(options.path):
-        raise _no_region(options.path)
+        raise no_region(options.path)
     found = describe_region(options.path)
     output.give(found, [] if output.as_json else [format_description(found)])
     return FOUND if found["missing_containers"] else FINE
@@ -64,9 +63,20 @@ def run_check(options: argparse.Namespace, output: Output) -> int:
         )
     with Progress("checking"):
         report: Any = check(options.path, repair=options.repair)
-    document = dataclasses.asdict(report)
+    document = {"ok": report.ok, **_plain(dataclasses.asdict(report))}
     output.give(document, _report_lines(document))
     return FINE if report.ok else FOUND
+
+
+def _plain(value: Any) -> Any:
+    """Return a part of a report as documents hold it: bytes in hex, microseconds at most."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _report_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -87,7 +97,7 @@ def _shown(value: Any) -> str:
 def run_compact(options: argparse.Namespace, output: Output) -> int:
     """Write a snapshot and start a new journal."""
     if not holds_region(options.path):
-        raise _no_region(options.path)
+        raise no_region(options.path)
     before = describe_region(options.path)["index_files"]
     started = time.perf_counter()
     with open_for_writing(options.path) as store:
@@ -110,9 +120,3 @@ def run_compact(options: argparse.Namespace, output: Output) -> int:
         ],
     )
     return FINE
-
-
-def _no_region(path: str) -> OSError:
-    return FileNotFoundError(
-        errno.ENOENT, "no region here. Remedy: name the directory of a region", path
-    )
