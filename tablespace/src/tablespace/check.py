@@ -103,7 +103,7 @@ class Report:
         out = dataclasses.asdict(self)
         for value in out["damaged_values"]:
             value["key"] = value["key"].hex()
-        return {"ok": self.ok, **out}
+        return {"ok": self.ok, **out, "seconds": round(self.seconds, 6)}
 
 
 def check(

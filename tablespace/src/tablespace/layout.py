@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from tablespace.errors import GeometryError
 
@@ -184,7 +185,7 @@ def plan_geometry(
     budget = _size_of("max_bytes", max_bytes)
     # Bytes are numbers to iterate over: b"4K" would be two slot sizes.
     if isinstance(slot_bytes, Iterable) and not isinstance(slot_bytes, (str, bytes, bytearray)):
-        listed = list(slot_bytes)
+        listed: list[Any] = list(slot_bytes)
     else:
         listed = [slot_bytes]
     sizes = sorted(_size_of("slot_bytes", size) for size in listed)

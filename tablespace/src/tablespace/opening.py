@@ -11,7 +11,7 @@ from typing import Literal, overload
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.compression import check_compression
-from tablespace.container_files import make_containers, open_containers
+from tablespace.container_files import check_room, make_containers, open_containers
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
 from tablespace.eviction import EvictionPolicy, check_eviction
@@ -33,12 +33,12 @@ from tablespace.journal import (
 )
 from tablespace.layout import (
     Geometry,
-    container_name,
     format_size,
     index_bound_bytes,
     parse_size,
     plan_geometry,
 )
+from tablespace.options import check_choice, check_flag, check_read_only
 from tablespace.prewrite import reason_against
 from tablespace.recovery import (
     RECOVER_MODES,
@@ -194,12 +194,12 @@ def open_store(
         For example ENOSPC when the containers do not fit the disk.
     """
     # A text such as "no" is true, and would break the lock or leave values unverified.
-    _check_flag("create", create)
-    _check_flag("verify", verify)
-    _check_flag("break_lock", break_lock)
-    _check_flag("read_only", read_only)
-    _check_choice("recover", recover, RECOVER_MODES)
-    _check_choice("on_full", on_full, ("reject", "evict"))
+    check_flag("create", create)
+    check_flag("verify", verify)
+    check_flag("break_lock", break_lock)
+    check_flag("read_only", read_only)
+    check_choice("recover", recover, RECOVER_MODES)
+    check_choice("on_full", on_full, ("reject", "evict"))
     check_eviction(eviction)
     check_compression(compression)
     timeout_ns(io_timeout_s)
@@ -207,7 +207,7 @@ def open_store(
     when = Durability(durability, flush_interval_ms)
     directory = PosixDirectory(path)
     if read_only:
-        _check_read_only(verify, recover, break_lock)
+        check_read_only(verify, recover, break_lock)
         return open_follower(
             directory,
             io_mode=io_mode,
@@ -253,30 +253,6 @@ class Keep:
     container_bytes: bool = False
     slot_sizes: bool = False
     budget_bytes: int = 0
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is True or False, not {value!r}")
-
-
-def _check_read_only(verify: bool, recover: str, break_lock: bool) -> None:
-    """Refuse what contradicts read_only=True."""
-    if not verify:
-        raise ValueError(
-            "verify=False with read_only=True: the writer reuses slots at any time, and only the "
-            "checksum tells whose bytes a follower has read. Remedy: leave verify out"
-        )
-    if recover != "strict" or break_lock:
-        raise ValueError(
-            f"recover={recover!r}, break_lock={break_lock} with read_only=True: a follower "
-            "repairs nothing and takes no lock. Remedy: open it once for writing with these"
-        )
 
 
 def open_directory(
@@ -402,9 +378,9 @@ def _resize(
     have = region.geometry
     evicted = 0
     if wanted.containers > have.containers:
-        make_containers(
-            directory, range(have.containers, wanted.containers), wanted, choice, devices
-        )
+        more = range(have.containers, wanted.containers)
+        check_room(directory, f"growing to {format_size(wanted.data_bytes)}", more, wanted)
+        make_containers(directory, more, wanted, choice, devices)
     elif wanted.containers < have.containers:
         evicted = shrink_index(directory, region, recovered, wanted.containers)
     region = change_region(directory, lock, region, wanted)
@@ -485,20 +461,7 @@ def _create(
     shape = region.geometry
     # Of a creation that was interrupted, perhaps with another budget.
     remove_surplus_containers(directory, shape)
-    free = directory.free_bytes()
-    names = [container_name(number) for number in range(shape.containers)]
-    have = 0
-    for name in names:
-        if directory.exists(f"{CONTAINERS}/{name}"):
-            have += shape.container_bytes
-    if shape.data_bytes - have > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"the region needs {format_size(shape.data_bytes)} ({shape.data_bytes} bytes) and "
-            f"the file system has {format_size(free)} ({free} bytes) free. Remedy: a smaller "
-            "max_bytes",
-            directory.path,
-        )
+    check_room(directory, "the region", range(shape.containers), shape)
     make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
     for files in (SNAPSHOT_FILES, JOURNAL_FILES):

@@ -237,33 +237,6 @@ def test_compact_leaves_a_short_journal(
     assert f"{len(values)} entries" in calls.text("compact", region)
 
 
-@dataclasses.dataclass
-class Found:
-    """What a check may report."""
-
-    ok: bool
-    entries: int
-    problems: list[dict[str, Any]]
-
-
-@pytest.mark.parametrize("ok", [True, False])
-def test_check_prints_the_report_whatever_it_holds(
-    region: Path, calls: Any, monkeypatch: pytest.MonkeyPatch, ok: bool
-) -> None:
-    asked: list[tuple[str, bool]] = []
-
-    def check(path: str, *, repair: bool = False) -> Found:
-        asked.append((path, repair))
-        return Found(ok, 5, [] if ok else [{"path": "0000.bin", "offset_bytes": 4096}])
-
-    monkeypatch.setattr(tablespace, "check", check, raising=False)
-    found = calls.json("check", region, code=0 if ok else 1)
-    assert found["ok"] is ok and found["entries"] == 5
-    text = calls.text("check", region, "--repair", code=0 if ok else 1)
-    assert ("0000.bin" in text) is not ok and "entries   5" in text
-    assert asked == [(str(region), False), (str(region), True)]
-
-
 def test_check_prints_damaged_values_as_ls_prints_entries(region: Path, calls: Any) -> None:
     # Keys were Python's: "b'alpha'". And nothing in the document said what the status says.
     (row,) = calls.json("ls", region, "--prefix", "alpha")["entries"]

@@ -63,6 +63,20 @@ def test_a_policy_is_an_object_not_its_class(tmp_path: Path) -> None:
         assert "a policy of the caller's" in " ".join(store.stats().choices)
 
 
+@pytest.mark.parametrize("method", ["inserted", "used", "removed", "victims"])
+def test_a_policy_takes_what_its_methods_are_given(tmp_path: Path, method: str) -> None:
+    # Such a policy was taken, and said so in the log, once, when the region was full.
+    policy = Nothing()
+    setattr(policy, method, lambda: None)
+    with pytest.raises(ValueError, match=rf"Nothing\.{method}\(\) cannot be called as {method}\("):
+        tablespace.open(tmp_path / "region", max_bytes="1M", eviction=policy)
+    assert not (tmp_path / "region").exists()
+    setattr(policy, method, lambda *more: [])
+    with tablespace.open(tmp_path / "region", max_bytes="1M", eviction=policy) as store:
+        store.put(b"key", b"value")
+        assert store.get(b"key") == b"value"
+
+
 @pytest.mark.parametrize(
     "items",
     [{b"key": b"value"}, [b"ab"], ["ab"], [(b"key",)], [(b"key", b"value", None, None)], [None]],

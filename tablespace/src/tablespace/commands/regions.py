@@ -68,4 +68,5 @@ def _open(path: str, **options: Any) -> Store:
     if not options.get("create") and not holds_region(path):
         raise no_region(path)
     with Progress("opening"):
-        return open_store(path, **{"create": False, **options})
+        store: Store = open_store(path, **{"create": False, **options})
+    return store

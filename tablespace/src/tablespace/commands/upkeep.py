@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from tablespace.check import check
 from tablespace.commands.failures import FINE, FOUND
 from tablespace.commands.output import Output
 from tablespace.commands.progress import Progress
 from tablespace.commands.regions import holds_region, no_region, open_for_writing
 from tablespace.describe import describe_region, format_description
-from tablespace.errors import TablespaceError
 from tablespace.io.classify import Classification, classify
 
 
@@ -54,29 +53,11 @@ def _classification_lines(found: Classification) -> Iterator[str]:
 
 def run_check(options: argparse.Namespace, output: Output) -> int:
     """Look for damage, and repair on demand; the findings are `tablespace.check`'s report."""
-    # The package is above this module: it is looked up when it is complete.
-    check = getattr(importlib.import_module("tablespace"), "check", None)
-    if not callable(check):
-        raise TablespaceError(
-            "this release cannot check a region offline. Remedy: open it, which verifies the "
-            "journal and the snapshot; values are verified when they are read"
-        )
     with Progress("checking"):
-        report: Any = check(options.path, repair=options.repair)
-    document = {"ok": report.ok, **_plain(dataclasses.asdict(report))}
+        report = check(options.path, repair=options.repair)
+    document = report.to_dict()
     output.give(document, _report_lines(document))
     return FINE if report.ok else FOUND
-
-
-def _plain(value: Any) -> Any:
-    """Return a part of a report as documents hold it: bytes in hex, microseconds at most."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _report_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -91,7 +72,7 @@ def _report_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def run_compact(options: argparse.Namespace, output: Output) -> int:
