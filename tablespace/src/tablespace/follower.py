@@ -351,6 +351,16 @@ class Follower(Store):
         """Raise ReadOnlyError."""
         self._refuse("snapshot")
 
+    async def _aput(self, items: list[Sequence[Any]], durability: str | None) -> list[bool]:
+        self._refuse("aput")
+
+    async def _adelete(self, keys: list[bytes]) -> list[bool]:
+        self._refuse("adelete")
+
+    async def aflush(self) -> None:
+        """Raise ReadOnlyError."""
+        self._refuse("aflush")
+
     def announce(self) -> None:
         """Raise ReadOnlyError."""
         self._refuse("announce")
