@@ -37,9 +37,10 @@ from tablespace.follower import Follower
 from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
-from tablespace.recovery import RecoveryReport
+from tablespace.recovery import Damage, RecoveryReport
 from tablespace.stats import Entry, FollowerStats, PoolStats, StoreStats
 from tablespace.store import Store
+from tablespace.verification import DamagedValue
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,8 @@ __all__ = [
     "Classification",
     "ClosedError",
     "CorruptionError",
+    "Damage",
+    "DamagedValue",
     "Entry",
     "EvictionPolicy",
     "FailedError",

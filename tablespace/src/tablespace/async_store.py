@@ -9,13 +9,21 @@ from typing import Any
 
 from tablespace._core.key_index import check_key
 from tablespace.async_queue import AsyncQueues, Call, Lane
+from tablespace.durability import check_durability
 from tablespace.errors import ClosedError, FailedError, FullError
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import NEW_BYTES
 from tablespace.layout import MAX_GROUP_BLOCKS
+from tablespace.requests import checked_item
 
 # Keys read at once: what fills a disk's queue several times over.
 READ_LIMIT = 512
+PUT = "put"
+
+
+def _mode(kind: str) -> str | None:
+    """Return the durability that a kind of put names."""
+    return kind[len(PUT) + 1 :] or None
 
 
 def _release(views: list[memoryview]) -> None:
@@ -50,7 +58,9 @@ class AsyncCalls(ABC):
     @abstractmethod
     def _no_room(self) -> FullError: ...
     @abstractmethod
-    def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
+    def put_many(
+        self, items: Iterable[Sequence[Any]], *, durability: str | None = None
+    ) -> list[bool]:
         """Store many values, see `Store.put_many`."""
 
     @abstractmethod
@@ -139,28 +149,39 @@ class AsyncCalls(ABC):
 
     # Writing.
 
-    async def aput(self, key: bytes, value: Any, *, metadata: bytes | None = None) -> None:
-        """Store a value under a key, as `put` does; durable when it returns."""
-        if not (await self._aput([(key, value, metadata)]))[0]:
+    async def aput(
+        self,
+        key: bytes,
+        value: Any,
+        *,
+        metadata: bytes | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Store a value under a key, as `put` does; by default durable on return."""
+        if not (await self._aput([(key, value, metadata)], durability))[0]:
             raise self._no_room()
 
-    async def aput_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
-        """Store many values, as `put_many` does; durable when it returns."""
-        return await self._aput(list(items))
+    async def aput_many(
+        self, items: Iterable[Sequence[Any]], *, durability: str | None = None
+    ) -> list[bool]:
+        """Store many values, as `put_many` does; by default durable on return."""
+        return await self._aput(list(items), durability)
 
-    async def _aput(self, items: list[Sequence[Any]]) -> list[bool]:
+    async def _aput(self, items: list[Sequence[Any]], durability: str | None) -> list[bool]:
         self._check_open()
+        # Puts of one durability are of one kind: only those share a commit.
+        kind = PUT if durability is None else f"{PUT} {check_durability(durability)}"
         # Made here for its checks, so that a bad item is no matter of others, and to hold the
         # buffers.
         holder = PutRequest(self._slot_bytes, len(items))
         try:
             for item in items:
-                holder.add(*item)
+                holder.add(*checked_item(item))
             gate = self._async.gate("writes")
         except BaseException:
             holder.release()
             raise
-        call = Call("put", items, len(items), borrows=True, release=holder.release)
+        call = Call(kind, items, len(items), borrows=True, release=holder.release)
         stored: list[bool] = await gate.run(call)
         return stored
 
@@ -190,7 +211,7 @@ class AsyncCalls(ABC):
         if kind == "flush":
             self.flush()
             return
-        act = self.put_many if kind == "put" else self._delete
+        act = self._delete if kind == "delete" else partial(self.put_many, durability=_mode(kind))
         try:
             found = act([each for call in calls for each in call.arguments])
         except (ClosedError, FailedError):

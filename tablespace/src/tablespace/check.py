@@ -103,7 +103,7 @@ class Report:
         out = dataclasses.asdict(self)
         for value in out["damaged_values"]:
             value["key"] = value["key"].hex()
-        return {"ok": self.ok, **out}
+        return {"ok": self.ok, **out, "seconds": round(self.seconds, 6)}
 
 
 def check(
@@ -155,7 +155,9 @@ def check_directory(
     started = time.perf_counter()
     known = directory.exists(REGION_NAME)
     if not known and not holds_records(directory):
-        raise FileNotFoundError(errno.ENOENT, "no region here", directory.path)
+        raise FileNotFoundError(
+            errno.ENOENT, "no region here. Remedy: name the directory of a region", directory.path
+        )
     # Where region.json is gone nobody can hold the lock on it, and a check makes no file.
     lock = RegionLock(directory) if known or repair else None
     try:
@@ -201,6 +203,9 @@ class _Check:
             known = identify_by_journal(self.directory)
             if known is None:
                 raise
+            if not data:
+                missing = "no such file, or an empty one"
+                error = CorruptionError(error.path, 0, "the region's identity", missing)
             self.damaged(error)
             self.report.notes.append("the identity was taken from the journal")
             return known

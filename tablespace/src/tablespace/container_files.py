@@ -8,9 +8,23 @@ from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
 from tablespace.io.open import IoChoice
-from tablespace.layout import Geometry, container_name
+from tablespace.layout import Geometry, container_name, format_size
 from tablespace.region import Region
 from tablespace.resize import CONTAINERS
+
+
+def check_room(directory: Directory, what: str, numbers: range, shape: Geometry) -> None:
+    """Refuse containers that the file system has no room for, before one of them is made."""
+    names = [f"{CONTAINERS}/{container_name(number)}" for number in numbers]
+    missing = sum(not directory.exists(name) for name in names)
+    need, free = len(names) * shape.container_bytes, directory.free_bytes()
+    if missing * shape.container_bytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"{what} needs {format_size(need)} ({need} bytes) and the file system has "
+            f"{format_size(free)} ({free} bytes) free. Remedy: a smaller max_bytes",
+            directory.path,
+        )
 
 
 def make_containers(

@@ -14,14 +14,17 @@ class ValueTooLargeError(TablespaceError, ValueError):
 
     Attributes
     ----------
+    key : bytes
+        Whose value it is.
     value_bytes, slot_bytes : int
     """
 
-    def __init__(self, value_bytes: int, slot_bytes: int) -> None:
+    def __init__(self, key: bytes, value_bytes: int, slot_bytes: int) -> None:
         super().__init__(
-            f"value of {value_bytes} bytes is larger than the largest slot of {slot_bytes} bytes. "
-            f"Remedy: a region with larger slots (slot_bytes)"
+            f"value of {value_bytes} bytes of key {key.hex()} is larger than the largest slot of "
+            f"{slot_bytes} bytes. Remedy: a region with larger slots (slot_bytes)"
         )
+        self.key = key
         self.value_bytes = value_bytes
         self.slot_bytes = slot_bytes
 

@@ -6,6 +6,7 @@ index; what it answers is checked, and the least recently used make up for what 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -24,6 +25,13 @@ ORDERS = ("lru", "fifo")
 BACKLOG = 65536
 # Keys taken from a policy beyond those wanted, in place of ones that cannot go just now.
 SPARE_NAMES = 1024
+# What the methods of a policy are called with.
+_CALLS = {
+    "inserted": ("key", "slot_bytes"),
+    "used": ("key",),
+    "removed": ("key",),
+    "victims": ("slot_bytes", "wanted"),
+}
 _METHODS = {b"i": "inserted", b"u": "used", b"r": "removed"}
 
 
@@ -62,11 +70,34 @@ class EvictionPolicy(Protocol):
 def check_eviction(eviction: str | EvictionPolicy) -> None:
     """Raise ValueError unless this is an order's name or has the methods of a policy."""
     if eviction in ORDERS if isinstance(eviction, str) else isinstance(eviction, EvictionPolicy):
-        return
+        if isinstance(eviction, EvictionPolicy) and not isinstance(eviction, type):
+            _check_calls(eviction)
+        if not isinstance(eviction, type):
+            return
+        raise ValueError(  # A class has the methods too, but there is nobody to call.
+            f"eviction is the class {eviction.__name__}, not an object. Remedy: "
+            f"{eviction.__name__}(...)"
+        )
     raise ValueError(
         "eviction must be one of lru, fifo, or an object with the methods inserted, used, "
         f"removed and victims (tablespace.EvictionPolicy), not {eviction!r}"
     )
+
+
+def _check_calls(policy: EvictionPolicy) -> None:
+    """Raise ValueError for a method that cannot be called as the store will."""
+    for name, arguments in _CALLS.items():
+        try:
+            signature = inspect.signature(getattr(policy, name))
+        except (TypeError, ValueError):
+            continue  # A compiled one, which does not tell.
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            raise ValueError(
+                f"eviction: {type(policy).__name__}.{name}{signature} cannot be called as "
+                f"{name}({', '.join(arguments)}): {error}. Remedy: see tablespace.EvictionPolicy"
+            ) from None
 
 
 class Eviction:

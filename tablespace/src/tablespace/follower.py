@@ -351,6 +351,16 @@ class Follower(Store):
         """Raise ReadOnlyError."""
         self._refuse("snapshot")
 
+    async def _aput(self, items: list[Sequence[Any]], durability: str | None) -> list[bool]:
+        self._refuse("aput")
+
+    async def _adelete(self, keys: list[bytes]) -> list[bool]:
+        self._refuse("adelete")
+
+    async def aflush(self) -> None:
+        """Raise ReadOnlyError."""
+        self._refuse("aflush")
+
     def announce(self) -> None:
         """Raise ReadOnlyError."""
         self._refuse("announce")
@@ -362,6 +372,19 @@ class Follower(Store):
     def _refuse(self, call: str) -> NoReturn:
         super()._check_open()
         raise ReadOnlyError(call, self._directory.path)
+
+
+def check_refresh_interval(interval_ms: object) -> None:
+    """Raise ValueError unless this is None or a number of milliseconds, 0 or more."""
+    if interval_ms is None:
+        return
+    if isinstance(interval_ms, bool) or not (
+        isinstance(interval_ms, (int, float)) and interval_ms >= 0
+    ):
+        raise ValueError(
+            f"refresh_interval_ms is {interval_ms!r}. Remedy: 0 to look at each call, a "
+            "number of milliseconds, or None to look only when refresh() is called"
+        )
 
 
 def open_follower(
@@ -382,11 +405,7 @@ def open_follower(
     ValueError
         For a negative `refresh_interval_ms`.
     """
-    if refresh_interval_ms is not None and not refresh_interval_ms >= 0:
-        raise ValueError(
-            f"refresh_interval_ms is {refresh_interval_ms}. Remedy: 0 to look at each call, a "
-            "number of milliseconds, or None to look only when refresh() is called"
-        )
+    check_refresh_interval(refresh_interval_ms)
     readable = ReadOnlyDirectory(directory)
     read_region(readable)
     choice = choose_io(readable, io_mode, io_engine, read_only=True)

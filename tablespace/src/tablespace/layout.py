@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from tablespace.errors import GeometryError
 
@@ -119,7 +120,10 @@ class Geometry:
                 f"of {self.slot_bytes} bytes, not {self.container_bytes}"
             )
         if not 1 <= self.containers <= MAX_CONTAINERS:
-            raise GeometryError(f"containers must be 1..{MAX_CONTAINERS}, not {self.containers}")
+            raise GeometryError(
+                f"containers must be 1..{MAX_CONTAINERS}, not {self.containers} of "
+                f"{self.container_bytes} bytes. Remedy: another max_bytes or container_bytes"
+            )
         most = self.container_bytes // self.slot_sizes[0]
         if most > MAX_SLOTS_PER_CONTAINER:
             raise GeometryError(
@@ -154,6 +158,14 @@ class Geometry:
         )
 
 
+def _size_of(name: str, size: int | str) -> int:
+    """Return the bytes that an option asks for; the option's name is in the error."""
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
 def plan_geometry(
     max_bytes: int | str,
     container_bytes: int | str | None,
@@ -170,12 +182,13 @@ def plan_geometry(
     ValueError
         When an explicit container is above a quarter of `max_bytes`, or nothing fits.
     """
-    budget = parse_size(max_bytes)
-    if isinstance(slot_bytes, Iterable) and not isinstance(slot_bytes, str):
-        listed = list(slot_bytes)
+    budget = _size_of("max_bytes", max_bytes)
+    # Bytes are numbers to iterate over: b"4K" would be two slot sizes.
+    if isinstance(slot_bytes, Iterable) and not isinstance(slot_bytes, (str, bytes, bytearray)):
+        listed: list[Any] = list(slot_bytes)
     else:
         listed = [slot_bytes]
-    sizes = sorted(parse_size(size) for size in listed)
+    sizes = sorted(_size_of("slot_bytes", size) for size in listed)
     if not sizes:
         raise GeometryError("slot_bytes names no size; give one, or a list of sizes")
     slot = sizes[-1]
@@ -191,7 +204,7 @@ def plan_geometry(
                 f"{slot}-byte slot each are needed. Raise max_bytes or lower slot_bytes"
             )
     else:
-        container = parse_size(container_bytes)
+        container = _size_of("container_bytes", container_bytes)
         if container > budget // 4:
             raise ValueError(
                 f"container_bytes={container} is above a quarter of max_bytes={budget}. "

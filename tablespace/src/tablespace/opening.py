@@ -7,14 +7,20 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, overload
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.compression import check_compression
-from tablespace.container_files import make_containers, open_containers
+from tablespace.container_files import check_room, make_containers, open_containers
 from tablespace.durability import DEFAULT_FLUSH_INTERVAL_MS, SYNC, Durability
 from tablespace.errors import CorruptionError
 from tablespace.eviction import EvictionPolicy, check_eviction
-from tablespace.follower import DEFAULT_REFRESH_INTERVAL_MS, open_follower
+from tablespace.follower import (
+    DEFAULT_REFRESH_INTERVAL_MS,
+    Follower,
+    check_refresh_interval,
+    open_follower,
+)
 from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
@@ -27,12 +33,12 @@ from tablespace.journal import (
 )
 from tablespace.layout import (
     Geometry,
-    container_name,
     format_size,
     index_bound_bytes,
     parse_size,
     plan_geometry,
 )
+from tablespace.options import check_choice, check_flag, check_read_only
 from tablespace.prewrite import reason_against
 from tablespace.recovery import (
     RECOVER_MODES,
@@ -67,6 +73,37 @@ DEFAULT_MAX_BYTES = "64G"
 DEFAULT_SLOT_BYTES = "64K"
 
 
+@overload
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    read_only: Literal[True],
+    io_mode: str = "auto",
+    io_engine: str = "auto",
+    refresh_interval_ms: float | None = DEFAULT_REFRESH_INTERVAL_MS,
+) -> Follower: ...
+@overload
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int | str | None = None,
+    container_bytes: int | str | None = None,
+    slot_bytes: int | str | Sequence[int | str] | None = None,
+    create: bool = True,
+    io_mode: str = "auto",
+    io_engine: str = "auto",
+    durability: str = "sync",
+    flush_interval_ms: int = DEFAULT_FLUSH_INTERVAL_MS,
+    recover: str = "strict",
+    verify: bool = True,
+    on_full: str = "reject",
+    eviction: str | EvictionPolicy = "lru",
+    compression: str | None = None,
+    io_timeout_s: float | None = None,
+    break_lock: bool = False,
+    read_only: bool = False,
+    refresh_interval_ms: float | None = DEFAULT_REFRESH_INTERVAL_MS,
+) -> Store: ...
 def open_store(
     path: str | os.PathLike[str],
     *,
@@ -151,18 +188,26 @@ def open_store(
         No region there and `create` is false.
     ValueError
         For an argument outside its domain.
+    TypeError
+        For `create`, `verify`, `break_lock` or `read_only` that is neither True nor False.
     OSError
         For example ENOSPC when the containers do not fit the disk.
     """
-    _check_choice("recover", recover, RECOVER_MODES)
-    _check_choice("on_full", on_full, ("reject", "evict"))
+    # A text such as "no" is true, and would break the lock or leave values unverified.
+    check_flag("create", create)
+    check_flag("verify", verify)
+    check_flag("break_lock", break_lock)
+    check_flag("read_only", read_only)
+    check_choice("recover", recover, RECOVER_MODES)
+    check_choice("on_full", on_full, ("reject", "evict"))
     check_eviction(eviction)
     check_compression(compression)
     timeout_ns(io_timeout_s)
+    check_refresh_interval(refresh_interval_ms)
     when = Durability(durability, flush_interval_ms)
     directory = PosixDirectory(path)
     if read_only:
-        _check_read_only(verify, recover, break_lock)
+        check_read_only(verify, recover, break_lock)
         return open_follower(
             directory,
             io_mode=io_mode,
@@ -208,25 +253,6 @@ class Keep:
     container_bytes: bool = False
     slot_sizes: bool = False
     budget_bytes: int = 0
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
-def _check_read_only(verify: bool, recover: str, break_lock: bool) -> None:
-    """Refuse what contradicts read_only=True."""
-    if not verify:
-        raise ValueError(
-            "verify=False with read_only=True: the writer reuses slots at any time, and only the "
-            "checksum tells whose bytes a follower has read. Remedy: leave verify out"
-        )
-    if recover != "strict" or break_lock:
-        raise ValueError(
-            f"recover={recover!r}, break_lock={break_lock} with read_only=True: a follower "
-            "repairs nothing and takes no lock. Remedy: open it once for writing with these"
-        )
 
 
 def open_directory(
@@ -352,9 +378,9 @@ def _resize(
     have = region.geometry
     evicted = 0
     if wanted.containers > have.containers:
-        make_containers(
-            directory, range(have.containers, wanted.containers), wanted, choice, devices
-        )
+        more = range(have.containers, wanted.containers)
+        check_room(directory, f"growing to {format_size(wanted.data_bytes)}", more, wanted)
+        make_containers(directory, more, wanted, choice, devices)
     elif wanted.containers < have.containers:
         evicted = shrink_index(directory, region, recovered, wanted.containers)
     region = change_region(directory, lock, region, wanted)
@@ -435,20 +461,7 @@ def _create(
     shape = region.geometry
     # Of a creation that was interrupted, perhaps with another budget.
     remove_surplus_containers(directory, shape)
-    free = directory.free_bytes()
-    names = [container_name(number) for number in range(shape.containers)]
-    have = 0
-    for name in names:
-        if directory.exists(f"{CONTAINERS}/{name}"):
-            have += shape.container_bytes
-    if shape.data_bytes - have > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"the region needs {format_size(shape.data_bytes)} ({shape.data_bytes} bytes) and "
-            f"the file system has {format_size(free)} ({free} bytes) free. Remedy: a smaller "
-            "max_bytes",
-            directory.path,
-        )
+    check_room(directory, "the region", range(shape.containers), shape)
     make_containers(directory, range(shape.containers), shape, choice, devices)
     journal, snapshot_bytes = start_files(directory, region)
     for files in (SNAPSHOT_FILES, JOURNAL_FILES):

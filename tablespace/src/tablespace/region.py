@@ -137,7 +137,15 @@ def read_region(directory: Directory) -> Region:
         There is none, or a writer is making it.
     FormatVersionError, CorruptionError
     """
-    device = directory.open(REGION_NAME, read_only=True)
+    try:
+        device = directory.open(REGION_NAME, read_only=True)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"no region here: there is no {REGION_NAME}. Remedy: a path where a writer has made "
+            "one",
+            directory.path,
+        ) from error
     try:
         data = device.read_at(0, min(device.size_bytes, HOLDER_OFFSET))
     finally:

@@ -35,7 +35,7 @@ from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
-from tablespace.requests import DeleteRequest
+from tablespace.requests import DeleteRequest, checked_item
 from tablespace.reserve import Reserve
 from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
 from tablespace.write_queue import WriteQueue, copy_into
@@ -250,7 +250,7 @@ class Store(AsyncCalls):
         out: list[bool] = []
         batch: list[Sequence[Any]] = []
         for item in items:
-            batch.append(self._packed(item, mode))
+            batch.append(self._packed(checked_item(item), mode))
             if len(batch) == MAX_GROUP_BLOCKS:
                 out += self._put_batch(batch, mode)
                 batch = []

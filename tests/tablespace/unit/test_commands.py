@@ -175,6 +175,8 @@ def test_put_makes_a_region_only_when_told_to(tmp_path: Path, calls: Any) -> Non
     assert "no region here" in calls.errors and not (tmp_path / "new").exists()
     calls.text(*put, "--create", "64K", "--slot-bytes", "4K")
     assert calls.json("info", tmp_path / "new")["capacity"] == 16
+    calls.text(*put, "--slot-bytes", "4K", code=2)
+    assert "--create" in calls.errors and "Remedy:" in calls.errors
     # There is one now: its size stays.
     calls.text(*put, "--create", "128K")
     assert calls.json("info", tmp_path / "new")["capacity"] == 16
@@ -235,31 +237,40 @@ def test_compact_leaves_a_short_journal(
     assert f"{len(values)} entries" in calls.text("compact", region)
 
 
-@dataclasses.dataclass
-class Found:
-    """What a check may report."""
+def test_check_prints_damaged_values_as_ls_prints_entries(region: Path, calls: Any) -> None:
+    # Keys were Python's: "b'alpha'". And nothing in the document said what the status says.
+    (row,) = calls.json("ls", region, "--prefix", "alpha")["entries"]
+    with (region / "containers" / f"{row['container']:04d}.bin").open("r+b") as file:
+        file.seek(row["slot"] * 4096)
+        file.write(b"another")
+    found = calls.json("check", region, code=1)
+    assert found["ok"] is False
+    (damaged,) = found["damaged_values"]
+    assert damaged["key"] == row["key"] and damaged["seq"] == row["seq"]
+    assert row["key"] in calls.text("check", region, "--repair", code=1)
+    assert calls.json("check", region)["ok"] is True
 
-    ok: bool
-    entries: int
-    problems: list[dict[str, Any]]
 
-
-@pytest.mark.parametrize("ok", [True, False])
-def test_check_prints_the_report_whatever_it_holds(
-    region: Path, calls: Any, monkeypatch: pytest.MonkeyPatch, ok: bool
+@pytest.mark.parametrize("command", ["info", "ls", "compact"])
+def test_a_missing_region_file_is_told_from_no_region(
+    region: Path, calls: Any, command: str
 ) -> None:
-    asked: list[tuple[str, bool]] = []
+    (region / "region.json").unlink()
+    calls.text(command, region, code=2)
+    assert "region.json is missing" in calls.errors and "check --repair" in calls.errors
+    found = calls.json("check", region, code=1)
+    assert found["damaged_files"][0]["found"] == "no such file, or an empty one"
+    calls.text("check", region, "--repair", code=1)
+    calls.text(command, region)
+    calls.text("check", region.parent, code=2)
+    assert "Remedy: name the directory of a region" in calls.errors
 
-    def check(path: str, *, repair: bool = False) -> Found:
-        asked.append((path, repair))
-        return Found(ok, 5, [] if ok else [{"path": "0000.bin", "offset_bytes": 4096}])
 
-    monkeypatch.setattr(tablespace, "check", check, raising=False)
-    found = calls.json("check", region, code=0 if ok else 1)
-    assert found["ok"] is ok and found["entries"] == 5
-    text = calls.text("check", region, "--repair", code=0 if ok else 1)
-    assert ("0000.bin" in text) is not ok and "entries   5" in text
-    assert asked == [(str(region), False), (str(region), True)]
+def test_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capfd.readouterr().out == f"tablespace {tablespace.__version__}\n"
 
 
 # Measuring.

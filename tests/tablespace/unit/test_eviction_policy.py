@@ -153,7 +153,7 @@ def test_a_policy_that_names_too_few_is_made_up_for_and_named_once(
 
 def test_a_policy_whose_records_raise_costs_the_callers_nothing(open_small: Opener) -> None:
     class Raising(MostRecentlyPut):
-        def inserted(self, key: bytes, slot_bytes: int) -> None:
+        def inserted(self, key: bytes, slot_bytes: int = 0) -> None:
             raise OSError("of the policy")
 
         removed = used = inserted

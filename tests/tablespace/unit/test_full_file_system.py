@@ -133,6 +133,19 @@ def test_a_budget_beyond_the_file_system_is_refused_and_leaves_nothing(small: Pa
     assert blocks < 1 << 20
 
 
+def test_a_growth_beyond_the_file_system_says_what_it_needs(small: Path) -> None:
+    """It met the full disk container by container, and named the last one."""
+    with tablespace.open(small / "region", max_bytes="1M", slot_bytes="4K") as store:
+        store.put(b"key", b"value")
+    before = sorted(path.name for path in (small / "region" / "containers").iterdir())
+    with pytest.raises(OSError, match=r"growing to 1G needs .*smaller max_bytes") as caught:
+        tablespace.open(small / "region", max_bytes="1G")
+    assert caught.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in (small / "region" / "containers").iterdir()) == before
+    with tablespace.open(small / "region") as store:
+        assert store.get(b"key") == b"value" and store.stats().capacity == 256
+
+
 def test_blocks_on_disk_stay_within_budget_and_bound(small: Path) -> None:
     """Pre-allocation that fails must not become a sparse file that fills up later."""
     region = small / "region"

@@ -47,6 +47,7 @@ def test_what_can_be_true_is_applied() -> None:
         ([claim(1), put(3)], "record 3 follows record 1"),
         ([claim(1), put(2, slot=4)], "record 2 names slot 4 of container 0, outside the geometry"),
         ([claim(1), put(2, length=4097)], "outside the geometry"),
+        ([put(1)], "slot 0 of container 0, which no record before it gave a slot size"),
         ([lambda writer: writer.claim(1, 2, 0, SLOT_BYTES)], "record 1 claims group 2"),
         ([lambda writer: writer.claim(1, 1, 2, SLOT_BYTES)], "outside the geometry"),
     ],

@@ -140,6 +140,11 @@ cdef class JournalReplay:
         return True
 
     cdef bint outside(self, Record *record) except -1:
+        if (record.container < self.index.allocator.container_count
+                and self.index.allocator.pool_of_container(record.container) < 0):
+            self.problem = (f"record {record.seq} names slot {record.slot} of container "
+                            f"{record.container}, which no record before it gave a slot size")
+            return False
         self.problem = (f"record {record.seq} names slot {record.slot} of container "
                         f"{record.container}, outside the geometry")
         return False

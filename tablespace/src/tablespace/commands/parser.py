@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -72,6 +73,11 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _version() -> str:
+    # The package is above this module: it is looked up when it is complete.
+    return str(importlib.import_module("tablespace").__version__)
+
+
 def build_parser() -> Parser:
     """Return the parser; a parsed command has its function as `run`."""
     parser = Parser(
@@ -80,6 +86,7 @@ def build_parser() -> Parser:
         epilog=EXITS,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"tablespace {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, run: Callable[..., int], text: str, more: str = "") -> Parser:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tablespace.commands.progress import Progress
 from tablespace.io.directory import PosixDirectory
-from tablespace.opening import open_store
+from tablespace.opening import holds_records, open_store
 from tablespace.region import REGION_NAME
 from tablespace.store import Store
 
@@ -53,10 +53,20 @@ def holds_region(path: str) -> bool:
     return directory.exists(REGION_NAME) or REGION_NAME in directory.list()
 
 
+def no_region(path: str) -> FileNotFoundError:
+    """Return the error of a path where `holds_region` found none."""
+    what = "no region here. Remedy: name the directory of a region"
+    if holds_records(PosixDirectory(path)):
+        what = (
+            f"{REGION_NAME} is missing, other files of a region are here. Remedy: "
+            "'python -m tablespace check --repair' writes it anew"
+        )
+    return FileNotFoundError(errno.ENOENT, what, path)
+
+
 def _open(path: str, **options: Any) -> Store:
     if not options.get("create") and not holds_region(path):
-        raise FileNotFoundError(
-            errno.ENOENT, "no region here. Remedy: name the directory of a region", path
-        )
+        raise no_region(path)
     with Progress("opening"):
-        return open_store(path, **{"create": False, **options})
+        store: Store = open_store(path, **{"create": False, **options})
+    return store

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
-import importlib
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from tablespace.check import check
 from tablespace.commands.failures import FINE, FOUND
 from tablespace.commands.output import Output
 from tablespace.commands.progress import Progress
-from tablespace.commands.regions import holds_region, open_for_writing
+from tablespace.commands.regions import holds_region, no_region, open_for_writing
 from tablespace.describe import describe_region, format_description
-from tablespace.errors import TablespaceError
 from tablespace.io.classify import Classification, classify
 
 
 def run_info(options: argparse.Namespace, output: Output) -> int:
     """Describe a region from its files; takes no lock and writes nothing."""
     if not holds_region(options.path):
-        raise _no_region(options.path)
+        raise no_region(options.path)
     found = describe_region(options.path)
     output.give(found, [] if output.as_json else [format_description(found)])
     return FOUND if found["missing_containers"] else FINE
@@ -55,16 +53,9 @@ def _classification_lines(found: Classification) -> Iterator[str]:
 
 def run_check(options: argparse.Namespace, output: Output) -> int:
     """Look for damage, and repair on demand; the findings are `tablespace.check`'s report."""
-    # The package is above this module: it is looked up when it is complete.
-    check = getattr(importlib.import_module("tablespace"), "check", None)
-    if not callable(check):
-        raise TablespaceError(
-            "this release cannot check a region offline. Remedy: open it, which verifies the "
-            "journal and the snapshot; values are verified when they are read"
-        )
     with Progress("checking"):
-        report: Any = check(options.path, repair=options.repair)
-    document = dataclasses.asdict(report)
+        report = check(options.path, repair=options.repair)
+    document = report.to_dict()
     output.give(document, _report_lines(document))
     return FINE if report.ok else FOUND
 
@@ -81,13 +72,13 @@ def _report_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def run_compact(options: argparse.Namespace, output: Output) -> int:
     """Write a snapshot and start a new journal."""
     if not holds_region(options.path):
-        raise _no_region(options.path)
+        raise no_region(options.path)
     before = describe_region(options.path)["index_files"]
     started = time.perf_counter()
     with open_for_writing(options.path) as store:
@@ -110,9 +101,3 @@ def run_compact(options: argparse.Namespace, output: Output) -> int:
         ],
     )
     return FINE
-
-
-def _no_region(path: str) -> OSError:
-    return FileNotFoundError(
-        errno.ENOENT, "no region here. Remedy: name the directory of a region", path
-    )

@@ -7,7 +7,7 @@ import base64
 import sys
 from typing import Any
 
-from tablespace.commands.failures import CANNOT, FINE, FOUND
+from tablespace.commands.failures import CANNOT, FINE, FOUND, ArgumentsError
 from tablespace.commands.keys import printable
 from tablespace.commands.output import Output
 from tablespace.commands.regions import holds_region, open_for_reading, open_for_writing
@@ -65,6 +65,11 @@ def _fit_for_terminal(value: bytes) -> bool:
 
 def run_put(options: argparse.Namespace, output: Output) -> int:
     """Store a value, durably, from standard input or a file."""
+    if options.slot_bytes is not None and options.create is None:
+        raise ArgumentsError(
+            "--slot-bytes is of a region that --create makes. Remedy: leave it out, or add sizes "
+            "to a region with tablespace.open"
+        )
     opening: dict[str, Any] = {"on_full": "evict" if options.evict else "reject"}
     if options.create is not None and not holds_region(options.path):
         opening |= {"create": True, "max_bytes": options.create, "slot_bytes": options.slot_bytes}
@@ -72,7 +77,7 @@ def run_put(options: argparse.Namespace, output: Output) -> int:
         limit_bytes = store.stats().slot_bytes
         value = read_up_to(options.file, limit_bytes)
         if len(value) > limit_bytes:
-            raise ValueTooLargeError(len(value), limit_bytes)
+            raise ValueTooLargeError(options.key, len(value), limit_bytes)
         replaced = options.key in store
         store.put(options.key, value, metadata=options.metadata)
         entry = store.stat(options.key)

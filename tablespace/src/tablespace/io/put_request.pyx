@@ -120,7 +120,7 @@ cdef class PutRequest(Request):
         if <uint64_t>block.view.len > self.slot_bytes:
             length = block.view.len
             PyBuffer_Release(&block.view)
-            raise ValueTooLargeError(length, self.slot_bytes)
+            raise ValueTooLargeError(key, length, self.slot_bytes)
         self.keys.append(key)
         block.key = <const uint8_t *>PyBytes_AS_STRING(key)
         block.key_length = <uint32_t>PyBytes_GET_SIZE(key)
