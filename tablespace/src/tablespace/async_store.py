@@ -9,7 +9,8 @@ from typing import Any
 
 from tablespace._core.key_index import check_key
 from tablespace.async_queue import AsyncQueues, Call, Lane
-from tablespace.errors import ClosedError, FailedError, FullError
+from tablespace.durability import check_durability
+from tablespace.errors import ClosedError, FailedError, FullError, MissingCodecError
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import NEW_BYTES
 from tablespace.layout import MAX_GROUP_BLOCKS
@@ -50,7 +51,9 @@ class AsyncCalls(ABC):
     @abstractmethod
     def _no_room(self) -> FullError: ...
     @abstractmethod
-    def put_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
+    def put_many(
+        self, items: Iterable[Sequence[Any]], *, durability: str | None = None
+    ) -> list[bool]:
         """Store many values, see `Store.put_many`."""
 
     @abstractmethod
@@ -124,7 +127,7 @@ class AsyncCalls(ABC):
             found = self._read(keys, buffers)
         except ClosedError:
             raise
-        except (ValueError, TypeError, BufferError) as error:
+        except (ValueError, TypeError, BufferError, MissingCodecError) as error:
             # One of them is at fault, such as with a buffer too short: which, each tells alone.
             if len(calls) == 1:
                 calls[0].error = error
@@ -139,17 +142,28 @@ class AsyncCalls(ABC):
 
     # Writing.
 
-    async def aput(self, key: bytes, value: Any, *, metadata: bytes | None = None) -> None:
-        """Store a value under a key, as `put` does; durable when it returns."""
-        if not (await self._aput([(key, value, metadata)]))[0]:
+    async def aput(
+        self,
+        key: bytes,
+        value: Any,
+        *,
+        metadata: bytes | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Store a value under a key, as `put` does; by default durable when it returns."""
+        if not (await self._aput([(key, value, metadata)], durability))[0]:
             raise self._no_room()
 
-    async def aput_many(self, items: Iterable[Sequence[Any]]) -> list[bool]:
-        """Store many values, as `put_many` does; durable when it returns."""
-        return await self._aput(list(items))
+    async def aput_many(
+        self, items: Iterable[Sequence[Any]], *, durability: str | None = None
+    ) -> list[bool]:
+        """Store many values, as `put_many` does; by default durable when it returns."""
+        return await self._aput(list(items), durability)
 
-    async def _aput(self, items: list[Sequence[Any]]) -> list[bool]:
+    async def _aput(self, items: list[Sequence[Any]], durability: str | None) -> list[bool]:
         self._check_open()
+        if durability is not None:
+            check_durability(durability)
         # Made here for its checks, so that a bad item is no matter of others, and to hold the
         # buffers.
         holder = PutRequest(self._slot_bytes, len(items))
@@ -160,7 +174,7 @@ class AsyncCalls(ABC):
         except BaseException:
             holder.release()
             raise
-        call = Call("put", items, len(items), borrows=True, release=holder.release)
+        call = Call("put", items, len(items), mode=durability, borrows=True, release=holder.release)
         stored: list[bool] = await gate.run(call)
         return stored
 
@@ -190,9 +204,12 @@ class AsyncCalls(ABC):
         if kind == "flush":
             self.flush()
             return
-        act = self.put_many if kind == "put" else self._delete
+        each_of_all = [each for call in calls for each in call.arguments]
         try:
-            found = act([each for call in calls for each in call.arguments])
+            if kind == "put":
+                found = self.put_many(each_of_all, durability=calls[0].mode)
+            else:
+                found = self._delete(each_of_all)
         except (ClosedError, FailedError):
             raise
         except Exception as error:
