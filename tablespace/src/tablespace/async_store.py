@@ -174,7 +174,9 @@ class AsyncCalls(ABC):
         except BaseException:
             holder.release()
             raise
-        call = Call("put", items, len(items), mode=durability, borrows=True, release=holder.release)
+        call = Call(
+            "put", items, len(items), mode=durability, borrows=True, release=holder.release
+        )
         stored: list[bool] = await gate.run(call)
         return stored
 

@@ -756,6 +756,7 @@ class Store(AsyncCalls):
     def after_fork_in_child(self) -> None:
         """Leave everything to the parent: the child only closes its copy of the lock's file."""
         self._closed = "the store was opened by the parent of this forked process; open it anew"
+        self._close_interrupted = False
         # Another thread may have held it at the fork, and is not here to let it go.
         self._closing = threading.Lock()
         self._lock.close()

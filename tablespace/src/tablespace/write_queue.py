@@ -380,6 +380,7 @@ def _retold(error: Exception | None, lost: int) -> Exception:
 
 def always_empty(path: str) -> WriteQueue:
     """Return the queue of a store that refuses every put."""
+
     def nothing() -> None:
         pass
 
