@@ -26,7 +26,9 @@ class Call:
     Attributes
     ----------
     kind : str
-        Calls of one kind are served together.
+        Calls of one kind and mode are served together.
+    mode : str or None
+        The durability that a put asks for.
     arguments : Any
         What the lane needs; dropped when the call is over.
     keys : int
@@ -47,6 +49,7 @@ class Call:
         "gate",
         "keys",
         "kind",
+        "mode",
         "over",
         "release",
         "result",
@@ -59,10 +62,12 @@ class Call:
         arguments: Any,
         keys: int,
         *,
+        mode: str | None = None,
         borrows: bool = False,
         release: Callable[[], None] | None = None,
     ) -> None:
         self.kind = kind
+        self.mode = mode
         self.arguments = arguments
         self.keys = keys
         self.borrows = borrows
@@ -168,7 +173,11 @@ class Lane:
         while self._queue:
             call = self._queue[0]
             if not call.dropped:
-                if calls and (call.kind != calls[0].kind or total + call.keys > self._limit):
+                if calls and not (
+                    call.kind == calls[0].kind
+                    and call.mode == calls[0].mode
+                    and total + call.keys <= self._limit
+                ):
                     break
                 call.taken = True
                 total += call.keys

@@ -10,7 +10,7 @@ from typing import Any
 from tablespace._core.key_index import check_key
 from tablespace.async_queue import AsyncQueues, Call, Lane
 from tablespace.durability import check_durability
-from tablespace.errors import ClosedError, FailedError, FullError
+from tablespace.errors import ClosedError, FailedError, FullError, MissingCodecError
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import NEW_BYTES
 from tablespace.layout import MAX_GROUP_BLOCKS
@@ -18,12 +18,6 @@ from tablespace.requests import checked_item
 
 # Keys read at once: what fills a disk's queue several times over.
 READ_LIMIT = 512
-PUT = "put"
-
-
-def _mode(kind: str) -> str | None:
-    """Return the durability that a kind of put names."""
-    return kind[len(PUT) + 1 :] or None
 
 
 def _release(views: list[memoryview]) -> None:
@@ -134,7 +128,7 @@ class AsyncCalls(ABC):
             found = self._read(keys, buffers)
         except ClosedError:
             raise
-        except (ValueError, TypeError, BufferError) as error:
+        except (ValueError, TypeError, BufferError, MissingCodecError) as error:
             # One of them is at fault, such as with a buffer too short: which, each tells alone.
             if len(calls) == 1:
                 calls[0].error = error
@@ -169,8 +163,8 @@ class AsyncCalls(ABC):
 
     async def _aput(self, items: list[Sequence[Any]], durability: str | None) -> list[bool]:
         self._check_open()
-        # Puts of one durability are of one kind: only those share a commit.
-        kind = PUT if durability is None else f"{PUT} {check_durability(durability)}"
+        if durability is not None:
+            check_durability(durability)
         # Made here for its checks, so that a bad item is no matter of others, and to hold the
         # buffers.
         holder = PutRequest(self._slot_bytes, len(items))
@@ -181,7 +175,9 @@ class AsyncCalls(ABC):
         except BaseException:
             holder.release()
             raise
-        call = Call(kind, items, len(items), borrows=True, release=holder.release)
+        call = Call(
+            "put", items, len(items), mode=durability, borrows=True, release=holder.release
+        )
         stored: list[bool] = await gate.run(call)
         return stored
 
@@ -211,9 +207,12 @@ class AsyncCalls(ABC):
         if kind == "flush":
             self.flush()
             return
-        act = self._delete if kind == "delete" else partial(self.put_many, durability=_mode(kind))
+        each_of_all = [each for call in calls for each in call.arguments]
         try:
-            found = act([each for call in calls for each in call.arguments])
+            if kind == "put":
+                found = self.put_many(each_of_all, durability=calls[0].mode)
+            else:
+                found = self._delete(each_of_all)
         except (ClosedError, FailedError):
             raise
         except Exception as error:

@@ -113,7 +113,7 @@ class Committer:
         FailedError, FullError, OSError
             As the commit met; the request's own outcome tells about single blocks.
         """
-        self._eviction.refuse_reentry()
+        self.refuse_reentry()
         for _ in range(JOURNAL_TRIES - 1):
             try:
                 self._queue.run(request)
@@ -128,6 +128,10 @@ class Committer:
             else:
                 return
         self._queue.run(request)
+
+    def refuse_reentry(self) -> None:
+        """Raise RuntimeError in a thread that is inside an eviction policy."""
+        self._eviction.refuse_reentry()
 
     def _share_limit(self) -> int:
         """Requests share a commit up to a part of the region, so that small ones take turns."""
@@ -320,6 +324,7 @@ class Committer:
 
     def _retest(self) -> list[tuple[int, int]]:
         self.check_writable()
+        self.settle()
         passed = [
             (container, slot)
             for container, slot in self.allocator.quarantined_slots()
@@ -394,9 +399,9 @@ class Committer:
         return VictimList(self.index, used, container=container)
 
     def _evict_now(self, victims: VictimList) -> None:
-        writer, seq, group, drops = self._begin_group()
-        seq = victims.encode(writer, seq, group)
         try:
+            writer, seq, group, drops = self._begin_group()
+            seq = victims.encode(writer, seq, group)
             self._append(writer, seq, drops)
         except BaseException:
             victims.spare()

@@ -89,6 +89,7 @@ class Compactor:
         OSError
             When a file could not be written; the old snapshot and journal stay in force.
         """
+        self._committer.refuse_reentry()
         with self._one_at_a_time:
             if instead_of is not None and self._committer.journal is not instead_of:
                 return
@@ -139,6 +140,8 @@ class Compactor:
         """
         committer = self._committer
         committer.check_writable()
+        # What was held since fits the old journal, whose space was fetched for it.
+        committer.settle()
         old = committer.journal
         if not self._still_ours():
             raise committer.fail(
@@ -203,3 +206,8 @@ class Compactor:
         """Wait for a background compaction to end."""
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
+
+    def finish(self) -> None:
+        """Wait for the compaction under way, whoever began it, once no commit can follow."""
+        with self._one_at_a_time:
+            pass

@@ -304,6 +304,8 @@ class Follower(Store):
     def after_fork_in_child(self) -> None:
         """Leave everything to the parent."""
         self._closed = "the store was opened by the parent of this forked process; open it anew"
+        # Another thread may have held it at the fork, and is not here to let it go.
+        self._closing = threading.Lock()
 
     def __enter__(self) -> Follower:
         return self

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tablespace._core.aligned_buffer import AlignedBuffer
-from tablespace._core.key_index import check_key
+from tablespace._core.key_index import exact_key
 from tablespace.async_store import AsyncCalls
 from tablespace.commit import Committer
 from tablespace.compaction import Compactor
@@ -30,7 +30,7 @@ from tablespace.io.directory import Directory
 from tablespace.io.frame_pool import FramePool
 from tablespace.io.open import IoChoice
 from tablespace.io.put_request import PutRequest
-from tablespace.io.read_batch import ReadBatch
+from tablespace.io.read_batch import NEW_BYTES, ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
@@ -54,21 +54,6 @@ FRAME_POOL_BYTES = 4 << 20
 READ_WINDOW = 4096
 # Records of deletes in one append: about half a MiB of journal.
 DELETE_GROUP = 4096
-
-
-def _exact(key: bytes) -> bytes:
-    """Return a key as bytes itself: a subclass may compare and hash as it likes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For what is no key.
-    """
-    if type(key) is not bytes:
-        check_key(key)
-        return bytes(memoryview(key))
-    check_key(key)
-    return key
 
 
 class Store(AsyncCalls):
@@ -152,6 +137,7 @@ class Store(AsyncCalls):
             recovered.index.stored_since,
             lambda: self._committer.seq,
             self._committer.check_writable,
+            self._eviction.refuse_reentry,
         )
         self._readers = ContextPool(
             directory,
@@ -292,10 +278,10 @@ class Store(AsyncCalls):
             request.joins = False
             out = self._commit(request)
         if any(out) and not all(out):
-            newest = {_exact(item[0]): at for at, item in enumerate(batch) if out[at]}
+            newest = {exact_key(item[0]): at for at, item in enumerate(batch) if out[at]}
             left = []
             for at, stored in enumerate(out):
-                if not stored and newest.get(_exact(batch[at][0]), -1) > at:
+                if not stored and newest.get(exact_key(batch[at][0]), -1) > at:
                     out[at] = True  # A later value of the same key has taken its place already.
                 elif not stored:
                     left.append(at)
@@ -337,10 +323,11 @@ class Store(AsyncCalls):
 
     def delete_many(self, keys: Iterable[bytes]) -> int:
         """Delete keys, durably, 4096 to a commit; return how many were there."""
-        return sum(self._delete([_exact(key) for key in keys]))
+        return sum(self._delete(list(keys)))
 
     def _delete(self, wanted: list[bytes]) -> list[bool]:
         self._check_open()
+        wanted = [exact_key(key) for key in wanted]
         removed: list[bool] = []
         for start in range(0, len(wanted), DELETE_GROUP):
             request = DeleteRequest(wanted[start : start + DELETE_GROUP])
@@ -361,6 +348,8 @@ class Store(AsyncCalls):
             raise TypeError(f"a prefix is bytes, not {type(prefix).__name__}")
         self._queue.step()
         removed = self.delete_many(self._index.keys_with_prefix(prefix))
+        # Records of damaged values name their keys: now, rather than in the fresh journal.
+        self._committer.run(DeleteRequest([]))
         self._compactor.compact(keep_old=False)
         return removed
 
@@ -413,7 +402,7 @@ class Store(AsyncCalls):
         for at, each in enumerate(queued):
             if each is None:
                 rest.append(at)
-            elif buffers is None:
+            elif buffers is None or buffers[at] is NEW_BYTES:
                 out[at] = each.value
             else:
                 out[at] = copy_into(at, each.value, buffers[at])
@@ -472,7 +461,7 @@ class Store(AsyncCalls):
             self._counts.corrupt += 1
         where = self._index.drop_corrupt(key, seq)
         if where is not None:
-            self._committer.dropped.append((key, *where))
+            self._committer.dropped.append((exact_key(key), *where))
             logger.warning(
                 "%s: the value of key %s failed its checksum or could not be read; dropped, slot "
                 "%d of container %d is to be tested",
@@ -739,6 +728,9 @@ class Store(AsyncCalls):
                 self._committer.close(reason)
             except (OSError, TablespaceError, MemoryError) as error:
                 problem = error
+            # One that another thread began goes on with its files, which are another writer's
+            # as soon as the lock is free.
+            self._compactor.finish()
             self._readers.close(reason)
             sound = self._committer.failed is None
             self._committer.journal.close(
@@ -764,6 +756,7 @@ class Store(AsyncCalls):
     def after_fork_in_child(self) -> None:
         """Leave everything to the parent: the child only closes its copy of the lock's file."""
         self._closed = "the store was opened by the parent of this forked process; open it anew"
+        self._close_interrupted = False
         # Another thread may have held it at the fork, and is not here to let it go.
         self._closing = threading.Lock()
         self._lock.close()

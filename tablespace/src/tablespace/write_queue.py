@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from tablespace._core.key_index import check_key
+from tablespace._core.key_index import exact_key
 from tablespace._core.write_gate import WriteGate
 from tablespace.durability import SYNC, Durability
 from tablespace.errors import ClosedError, FailedError, FullError, TablespaceError
@@ -51,6 +51,8 @@ class WriteQueue:
         The number of the last record.
     check_writable : callable
         Raises FailedError once the store is read-only.
+    refuse_reentry : callable
+        Raises RuntimeError in a thread that must not wait here, since others wait for it.
 
     Notes
     -----
@@ -70,6 +72,7 @@ class WriteQueue:
         stored_since: Callable[[int, Sequence[bytes]], list[bool]],
         last_seq: Callable[[], int],
         check_writable: Callable[[], None],
+        refuse_reentry: Callable[[], None],
     ) -> None:
         self._path = path
         self._interval_s = durability.flush_interval_ms / 1000
@@ -78,6 +81,7 @@ class WriteQueue:
         self._stored_since = stored_since
         self._last_seq = last_seq
         self._check_writable = check_writable
+        self._refuse_reentry = refuse_reentry
         self.limit_bytes = QUEUE_BYTES
         self.size_bytes = 0
         self.dropped = 0
@@ -107,11 +111,14 @@ class WriteQueue:
 
     def find(self, key: object) -> Queued | None:
         """Return the queued value of a key, or None."""
-        if not isinstance(key, bytes):
-            check_key(key)
-            return None
-        found = self._pending.get(key)
-        return self._writing.get(key) if found is None else found
+        if type(key) is not bytes:
+            key = exact_key(key)
+        # Both taken before looking: what an interrupted step puts back is in one of the two.
+        for waiting in (self._pending, self._writing):
+            found = waiting.get(key)
+            if found is not None:
+                return found
+        return None
 
     def find_many(self, keys: Iterable[object]) -> list[Queued | None]:
         """Return the queued value of each key, or None."""
@@ -135,6 +142,7 @@ class WriteQueue:
         FailedError, ClosedError
             Nothing more is taken; items before may have been.
         """
+        self._refuse_reentry()
         if not hasattr(self._told, "dropped"):
             # What was dropped before this thread put anything is no news to it.
             self._told.dropped = self.dropped
@@ -157,6 +165,7 @@ class WriteQueue:
         What was queued for one of them before is committed first; what is queued meanwhile comes
         after it.
         """
+        self._refuse_reentry()
         if self.busy and any(self.find_many(keys)):
             self.step()
         return self._gate.together(change)
@@ -168,7 +177,10 @@ class WriteQueue:
 
         Blocks that cannot be stored are dropped, counted and logged; `report` tells of them.
         """
-        return self._gate.alone(self._commit_all) if self.busy else 0
+        if not self.busy:
+            return 0
+        self._refuse_reentry()
+        return self._gate.alone(self._commit_all)
 
     def _commit_all(self) -> int:
         if self._writing:
@@ -368,4 +380,8 @@ def _retold(error: Exception | None, lost: int) -> Exception:
 
 def always_empty(path: str) -> WriteQueue:
     """Return the queue of a store that refuses every put."""
-    return WriteQueue(path, SYNC, lambda _: [], lambda _, keys: [], lambda: 0, lambda: None)
+
+    def nothing() -> None:
+        pass
+
+    return WriteQueue(path, SYNC, lambda _: [], lambda _, keys: [], lambda: 0, nothing, nothing)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from tablespace._core.slot_allocator import SlotAllocator
 
 def check_key(key: object) -> None: ...
+def exact_key(key: object) -> bytes: ...
 
 class KeyIndex:
     live_count: int

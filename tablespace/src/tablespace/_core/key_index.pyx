@@ -15,7 +15,7 @@ from cpython.bytes cimport (
     PyBytes_FromStringAndSize,
     PyBytes_GET_SIZE,
 )
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -76,6 +76,20 @@ def check_key(key):
         raise TypeError(f"a key is bytes, not {type(key).__name__}")
     if not 1 <= len(key) <= 255:
         raise ValueError(f"a key has 1..255 bytes, not {len(key)}")
+
+
+def exact_key(key):
+    """Return a key as bytes itself: a subclass may compare and hash as it likes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no key.
+    """
+    check_key(key)
+    if type(key) is bytes:
+        return key
+    return PyBytes_FromStringAndSize(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
 
 
 cdef class KeyIndex:
@@ -556,6 +570,7 @@ cdef class KeyIndex:
             id = self.lookup(key)
             out.append(id >= 0 and self.entry(<uint32_t>id).seq > seq)
         return out
+
     def get_with_length(self, key):
         """Return what `get` does and the value's own length, or None."""
         cdef int64_t id = self.lookup(key)

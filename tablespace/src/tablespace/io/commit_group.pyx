@@ -150,6 +150,8 @@ cdef class CommitGroup:
             self.frame_bytes = request.slot_bytes
             for at in range(request.count):
                 self.blocks[self.count] = &request.blocks[at]
+                # A request that is tried again had slots before, which are others' by now.
+                request.blocks[at].placed = False
                 self.count += 1
         for at in range(<uint32_t>len(devices)):
             self.devices[at] = <void *>devices[at]

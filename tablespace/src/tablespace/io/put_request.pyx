@@ -90,6 +90,7 @@ cdef class PutRequest(Request):
                 memset(block.frame + block.length, 0, padded - block.length)
                 block.check = xxh3_64(block.frame, block.length)
                 block.summed = True
+
     def add_packed(self, key, packed, metadata, uint32_t raw):
         """Add one block whose value of `raw` bytes is compressed to `packed`."""
         self.add(key, packed, metadata)
@@ -146,7 +147,7 @@ cdef class PutRequest(Request):
             if block.metadata_length:
                 metadata = PyBytes_FromStringAndSize(<char *>block.metadata,
                                                      block.metadata_length)
-            out.append((self.keys[at],
+            out.append((PyBytes_FromStringAndSize(<char *>block.key, block.key_length),
                         PyBytes_FromStringAndSize(<char *>block.view.buf, block.view.len),
                         metadata))
         return out
