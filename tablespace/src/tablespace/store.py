@@ -30,7 +30,7 @@ from tablespace.io.directory import Directory
 from tablespace.io.frame_pool import FramePool
 from tablespace.io.open import IoChoice
 from tablespace.io.put_request import PutRequest
-from tablespace.io.read_batch import ReadBatch
+from tablespace.io.read_batch import NEW_BYTES, ReadBatch
 from tablespace.layout import MAX_GROUP_BLOCKS
 from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
@@ -413,7 +413,7 @@ class Store(AsyncCalls):
         for at, each in enumerate(queued):
             if each is None:
                 rest.append(at)
-            elif buffers is None:
+            elif buffers is None or buffers[at] is NEW_BYTES:
                 out[at] = each.value
             else:
                 out[at] = copy_into(at, each.value, buffers[at])
