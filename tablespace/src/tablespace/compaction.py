@@ -23,7 +23,7 @@ from tablespace.snapshot import (
     install_snapshot,
     stage_snapshot,
 )
-from tablespace.spare import rename_to_retired
+from tablespace.spare import put_aside, rename_to_retired
 
 logger = logging.getLogger("tablespace")
 
@@ -96,7 +96,12 @@ class Compactor:
             self._committer.run(Barrier(lambda: self._take(capture)))
             assert capture.source is not None
             size_bytes = stage_snapshot(self._directory, self._region, capture.source)
-            self._committer.run(Barrier(lambda: self._switch(capture)))
+            try:
+                self._committer.run(Barrier(lambda: self._switch(capture)))
+            except (OSError, TablespaceError):
+                if self._committer.failed is None:
+                    put_aside(self._directory, SNAPSHOT_FILES)
+                raise
             if not keep_old:
                 self._committer.run(Barrier(self._forget_old))
             self.snapshot_bytes = size_bytes
@@ -152,7 +157,13 @@ class Compactor:
         records = old.read_from(capture.journal_bytes)
         assert capture.source is not None
         # A disk too full for this much is found out while nothing has changed.
-        journal = stage_journal(self._directory, self._region, capture.source.seq + 1, records)
+        journal = stage_journal(
+            self._directory,
+            self._region,
+            capture.source.seq + 1,
+            records,
+            committer.get_space_for_held,
+        )
         try:
             install_snapshot(self._directory)
             install_journal(self._directory, keep_old=True)
