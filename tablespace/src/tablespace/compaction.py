@@ -98,9 +98,8 @@ class Compactor:
             size_bytes = stage_snapshot(self._directory, self._region, capture.source)
             try:
                 self._committer.run(Barrier(lambda: self._switch(capture)))
-            except (OSError, TablespaceError):
-                if self._committer.failed is None:
-                    put_aside(self._directory, SNAPSHOT_FILES)
+            except BaseException:
+                self._call_off()
                 raise
             if not keep_old:
                 self._committer.run(Barrier(self._forget_old))
@@ -109,6 +108,12 @@ class Compactor:
             problem = self.reserve.settle(self._committer.index)
             if problem is not None and not keep_old and self._names_remain():
                 raise problem
+
+    def _call_off(self) -> None:
+        """Keep the space of a snapshot that was not put in place."""
+        there = self._directory.exists(SNAPSHOT_FILES.temporary)
+        if there and self._committer.failed is None:
+            put_aside(self._directory, SNAPSHOT_FILES)
 
     def _names_remain(self) -> bool:
         """Say whether a retired file is left that may name what was cleared."""

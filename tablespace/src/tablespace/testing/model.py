@@ -132,7 +132,12 @@ class Recorder:
                 after[key] = after.get(key, _MISS) | {value} | (_MISS if self.evicts else set())
                 self._fresh[key] = frozenset({value})
         if self.disk.bad:
-            after |= dict.fromkeys(self._lost(new), _MISS)
+            for key in self._lost(new):
+                # Until the record is durable a crash brings the value before back.
+                promised = durability == "sync"
+                after[key] = _MISS if promised else before.get(key, _MISS) | _MISS
+                if key in self._fresh:
+                    self._fresh[key] = _MISS
         self._settle(after, durable=durability == "sync")
         return all(stored)
 
@@ -302,8 +307,10 @@ class Recorder:
         """Let something happen to the newest value of a key; an older one a crash brings back."""
         self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
         happen()
-        left = self.allowed[key] - self._fresh.get(key, self.allowed[key])
-        self._date({**self.allowed, key: left | _MISS})
+        now = self.allowed[key]
+        # After a failed call the value lost may be any of these.
+        lost = self._fresh.get(key, now if len(now - _MISS) == 1 else _MISS)
+        self._date({**self.allowed, key: now - lost | _MISS})
         if key in self._fresh:
             self._fresh[key] = _MISS
 
