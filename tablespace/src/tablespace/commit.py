@@ -522,8 +522,7 @@ class Committer:
                 self._keep_for_ever(group, requests)
             self._judge(stage, code, self.journal.path)
             # What is held must fit the journal however full the disk gets until it is settled.
-            code = get_space(self.journal.device, held.writer)
-            self._judge(Stage.APPEND if code < 0 else Stage.DONE, code, self.journal.path)
+            self.get_space_for_held(self.journal.device)
         except BaseException:
             held.writer.cut(before)
             raise
@@ -532,6 +531,11 @@ class Committer:
         held.containers |= group.touched()
         held.blocks += seq - first
         held.value_bytes += group.written_bytes()
+
+    def get_space_for_held(self, device: Device) -> None:
+        """Get the space in a journal, or one to come, for the lines that are held."""
+        code = get_space(device, self.held.writer)
+        self._judge(Stage.APPEND if code < 0 else Stage.DONE, code, self.journal.path)
 
     def _hold_freed_slots(self) -> None:
         """What the records of a held group free is not free before they are durable."""

@@ -23,7 +23,7 @@ from tablespace.snapshot import (
     install_snapshot,
     stage_snapshot,
 )
-from tablespace.spare import rename_to_retired
+from tablespace.spare import put_aside, rename_to_retired
 
 logger = logging.getLogger("tablespace")
 
@@ -97,7 +97,11 @@ class Compactor:
             self._committer.run(Barrier(lambda: self._take(capture)))
             assert capture.source is not None
             size_bytes = stage_snapshot(self._directory, self._region, capture.source)
-            self._committer.run(Barrier(lambda: self._switch(capture)))
+            try:
+                self._committer.run(Barrier(lambda: self._switch(capture)))
+            except BaseException:
+                self._call_off()
+                raise
             if not keep_old:
                 self._committer.run(Barrier(self._forget_old))
             self.snapshot_bytes = size_bytes
@@ -105,6 +109,12 @@ class Compactor:
             problem = self.reserve.settle(self._committer.index)
             if problem is not None and not keep_old and self._names_remain():
                 raise problem
+
+    def _call_off(self) -> None:
+        """Keep the space of a snapshot that was not put in place."""
+        there = self._directory.exists(SNAPSHOT_FILES.temporary)
+        if there and self._committer.failed is None:
+            put_aside(self._directory, SNAPSHOT_FILES)
 
     def _names_remain(self) -> bool:
         """Say whether a retired file is left that may name what was cleared."""
@@ -155,7 +165,13 @@ class Compactor:
         records = old.read_from(capture.journal_bytes)
         assert capture.source is not None
         # A disk too full for this much is found out while nothing has changed.
-        journal = stage_journal(self._directory, self._region, capture.source.seq + 1, records)
+        journal = stage_journal(
+            self._directory,
+            self._region,
+            capture.source.seq + 1,
+            records,
+            committer.get_space_for_held,
+        )
         try:
             install_snapshot(self._directory)
             install_journal(self._directory, keep_old=True)

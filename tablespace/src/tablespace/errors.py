@@ -108,3 +108,13 @@ class FormatVersionError(TablespaceError):
 
 class ClosedError(TablespaceError, ValueError):
     """The store is closed, or belongs to the parent of a forked process."""
+
+
+def is_of_the_engine(error: BaseException) -> bool:
+    """Tell an error of a commit from one that a signal's handler raised on the way.
+
+    The engine's OSErrors name the file or the block; a handler's name nothing.
+    """
+    if isinstance(error, OSError):
+        return error.filename is not None
+    return isinstance(error, (TablespaceError, MemoryError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -153,13 +154,25 @@ class Journal:
 
 
 def stage_journal(
-    directory: Directory, region: Region, base_seq: int, records: bytes = b""
+    directory: Directory,
+    region: Region,
+    base_seq: int,
+    records: bytes = b"",
+    get_space: Callable[[Device], None] | None = None,
 ) -> Journal:
-    """Write a journal under its temporary name, durably. A failure here changes nothing."""
+    """Write a journal under its temporary name, durably. A failure here changes nothing.
+
+    Parameters
+    ----------
+    get_space : callable, optional
+        Gets it the space for what is to be appended later, or raises.
+    """
     device, spare = open_temporary(directory, JOURNAL_FILES)
     device.filler_bytes = directory.filler_bytes
     try:
         device.append(encode_header(region, base_seq) + records)
+        if get_space is not None:
+            get_space(device)
         device.sync_data()
     except BaseException:
         device.close()

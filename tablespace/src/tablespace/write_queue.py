@@ -11,7 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 from tablespace._core.key_index import exact_key
 from tablespace._core.write_gate import WriteGate
 from tablespace.durability import SYNC, Durability
-from tablespace.errors import ClosedError, FailedError, FullError, TablespaceError
+from tablespace.errors import (
+    ClosedError,
+    FailedError,
+    FullError,
+    TablespaceError,
+    is_of_the_engine,
+)
 from tablespace.layout import MAX_GROUP_BLOCKS
 
 logger = logging.getLogger("tablespace")
@@ -221,7 +227,7 @@ class WriteQueue:
         try:
             stored = self._put_patiently(items)
         except Exception as caught:
-            if not _is_of_the_commit(caught):
+            if not is_of_the_engine(caught):
                 raise
             error = caught
             stored = self._stored_since(before, keys)
@@ -352,16 +358,6 @@ def copy_into(number: int, value: bytes, buffer: Any) -> int:
         if value:
             view.cast("B")[: len(value)] = value
     return len(value)
-
-
-def _is_of_the_commit(error: Exception) -> bool:
-    """Tell an error of the commit from one that a signal's handler raised on the way.
-
-    The engine's OSErrors name the file or the block; a handler's name nothing.
-    """
-    if isinstance(error, OSError):
-        return error.filename is not None
-    return isinstance(error, (TablespaceError, MemoryError))
 
 
 def _retold(error: Exception | None, lost: int) -> Exception:

@@ -475,3 +475,21 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(open_small: Opener) -> No
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert asyncio.run(store.aget(KEYS[1])) == value_of(KEYS[1])
+
+
+def test_reads_find_what_waits_for_its_commit(open_small: Opener) -> None:
+    """Every read of a key that was still queued raised a TypeError: the mark for "new bytes, no
+    buffer" went to the queue's copy as if it were a buffer."""
+    store = open_small(durability="interval", flush_interval_ms=60_000)
+    store.put(b"c", b"durable", durability="sync")
+    buffer = bytearray(10)
+
+    async def run() -> list[Any]:
+        await store.aput_many([(b"a", b"first" * 100), (b"b", b"second")])
+        await store.aput(b"a", b"newest")
+        return await asyncio.gather(
+            store.aget(b"a"), store.aget_into(b"b", buffer), store.aget_many([b"c", b"a", b"no"])
+        )
+
+    assert asyncio.run(run()) == [b"newest", 6, [b"durable", b"newest", None]]
+    assert store.stats().queue_blocks == 2 and buffer[:6] == b"second"

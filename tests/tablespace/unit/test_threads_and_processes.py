@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tablespace._core.commit_queue import CommitQueue
+from tablespace.io.put_request import PutRequest
 from tablespace.requests import DeleteRequest
 
 import tablespace
@@ -335,3 +337,43 @@ def test_an_interrupted_put_keeps_its_buffer_until_the_commit_is_over(open_small
     committer._queue = inner
     assert store.get(b"key") == b"m" * 3000
     memory.extend(b"x")
+
+
+@pytest.mark.parametrize("foreign", [TimeoutError("alarm"), ValueError(), KeyboardInterrupt()])
+def test_what_interrupts_the_leader_is_not_raised_in_other_threads(foreign: BaseException) -> None:
+    """An alarm's exception in the leading thread came out of every put of its batch, in threads
+    that no handler ever ran in; the write queue's thread died of it, and what waited there stayed
+    until somebody put again."""
+    seen: dict[str, BaseException] = {}
+    batches: list[int] = []
+    led, queued = threading.Event(), threading.Event()
+
+    def commit(batch: list[object]) -> None:
+        batches.append(len(batch))
+        if len(batches) == 1:
+            led.set()
+            queued.wait(10)
+        else:
+            raise foreign
+
+    queue = CommitQueue(commit, 256)
+
+    def run(name: str) -> None:
+        try:
+            queue.run(PutRequest(4096, 0))
+        except BaseException as error:
+            seen[name] = error
+
+    first = threading.Thread(target=run, args=("first",))
+    first.start()
+    assert led.wait(10)
+    others = [threading.Thread(target=run, args=(f"{number}",)) for number in range(3)]
+    for thread in others:
+        thread.start()
+        time.sleep(0.1)
+    queued.set()
+    for thread in (first, *others):
+        thread.join(10)
+    assert batches == [1, 3] and seen.pop("0") is foreign
+    assert [type(error) for error in seen.values()] == [InterruptedError] * 2
+    assert all(error.__cause__ is foreign for error in seen.values())

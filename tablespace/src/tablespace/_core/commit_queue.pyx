@@ -11,6 +11,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t
 
+from tablespace.errors import is_of_the_engine
+
 cdef extern from "semaphore.h" nogil:
     int sem_init(sem_t *semaphore, int shared, unsigned int value)
     int sem_destroy(sem_t *semaphore)
@@ -149,7 +151,7 @@ cdef class CommitQueue:
         except BaseException as error:
             for request in batch:
                 # What interrupts the leader's thread (a signal) is not the others' to handle.
-                if request is own or isinstance(error, Exception):
+                if request is own or is_of_the_engine(error):
                     request.error = error
                 else:
                     request.error = InterruptedError(

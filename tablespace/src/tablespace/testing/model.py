@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from tablespace.check import Report, check_directory
 from tablespace.errors import TablespaceError
-from tablespace.layout import PAGE_BYTES, Geometry, container_name
+from tablespace.layout import Geometry, container_name
 from tablespace.resize import CONTAINERS
+from tablespace.stats import Entry
 from tablespace.store import Store
 from tablespace.testing.directory import SimulatedDirectory
 from tablespace.testing.disk import Disk
@@ -131,7 +132,12 @@ class Recorder:
                 after[key] = after.get(key, _MISS) | {value} | (_MISS if self.evicts else set())
                 self._fresh[key] = frozenset({value})
         if self.disk.bad:
-            after |= dict.fromkeys(self._lost(new), _MISS)
+            for key in self._lost(new):
+                # Until the record is durable a crash brings the value before back.
+                promised = durability == "sync"
+                after[key] = _MISS if promised else before.get(key, _MISS) | _MISS
+                if key in self._fresh:
+                    self._fresh[key] = _MISS
         self._settle(after, durable=durability == "sync")
         return all(stored)
 
@@ -161,6 +167,7 @@ class Recorder:
         except (OSError, TablespaceError) as error:
             self._failed(error, self.allowed)
             return False
+        self._fresh.clear()
         self._settle(dict.fromkeys(self.allowed, _MISS))
         return True
 
@@ -218,8 +225,12 @@ class Recorder:
         try:
             work()
         except (OSError, TablespaceError) as error:
-            self._failed(error, during)
+            self._failed(error, self.allowed if during is before else during)
             return False
+        if self.disk.bad and not store._closed:
+            # What was queued may be written where nobody knew of bad sectors.
+            for key in self._lost(list(self._fresh)):
+                self._fresh[key] |= _MISS
         if store._queue.dropped > dropped:
             # Which blocks were dropped is not told: of every unpromised one either may be there.
             self._fresh.clear()
@@ -260,19 +271,13 @@ class Recorder:
         bool
             False where there is nothing to damage, or it is damaged already.
         """
-        store = self._need()
-        # What is queued is not on the medium yet, and asking for its place would commit it.
-        entry = None if store._queue.find(key) else store.stat(key)
-        if entry is None or not entry.length or self.allowed.get(key) == _MISS:
+        entry = self._on_the_medium(key)
+        if entry is None:
             return False
         node, start, _ = self._extent(entry.container, entry.slot)
         offset = start + entry.seq % entry.stored_length
-        self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
-        self.disk.damage(node, offset, bytes([self.disk.files[node][offset] ^ 1]))
-        left = self.allowed[key] - self._fresh.get(key, self.allowed[key])
-        self._date({**self.allowed, key: left | _MISS})
-        if key in self._fresh:
-            self._fresh[key] = _MISS
+        flipped = bytes([self.disk.files[node][offset] ^ 1])
+        self._lose(key, lambda: self.disk.damage(node, offset, flipped))
         return True
 
     def spoil(self, key: bytes, kind: str) -> bool:
@@ -283,14 +288,31 @@ class Recorder:
         bool
             False where there is nothing to spoil, or it is bad already.
         """
-        entry = self._need().stat(key)
-        if entry is None or not entry.length or self.allowed.get(key) == _MISS:
+        entry = self._on_the_medium(key)
+        if entry is None:
             return False
         node, offset, size_bytes = self._extent(entry.container, entry.slot)
-        self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
-        self.disk.spoil(node, offset, size_bytes, kind)
-        self._date({**self.allowed, key: _MISS})
+        self._lose(key, lambda: self.disk.spoil(node, offset, size_bytes, kind))
         return True
+
+    def _on_the_medium(self, key: bytes) -> Entry | None:
+        """Return the entry of a key whose value has bytes on the medium that are good so far."""
+        store = self._need()
+        # What is queued is not on the medium yet, and asking for its place would commit it.
+        entry = None if store._queue.find(key) else store.stat(key)
+        lost = self.visible.get(key) == _MISS
+        return None if entry is None or not entry.length or lost else entry
+
+    def _lose(self, key: bytes, happen: Callable[[], object]) -> None:
+        """Let something happen to the newest value of a key; an older one a crash brings back."""
+        self._date({**self.allowed, key: self.allowed.get(key, _MISS) | _MISS})
+        happen()
+        now = self.allowed[key]
+        # After a failed call the value lost may be any of these.
+        lost = self._fresh.get(key, now if len(now - _MISS) == 1 else _MISS)
+        self._date({**self.allowed, key: now - lost | _MISS})
+        if key in self._fresh:
+            self._fresh[key] = _MISS
 
     def _extent(self, container: int, slot: int) -> tuple[int, int, int]:
         """Return (node, offset, length) of a slot."""
@@ -306,7 +328,7 @@ class Recorder:
     def _bad_place(self, key: bytes) -> Place | None:
         """Return where a key's value lies, if its bytes lie in bad sectors."""
         entry = self._need().stat(key)
-        if entry is None or not self._is_bad((entry.container, entry.slot), entry.length):
+        if entry is None or not self._is_bad((entry.container, entry.slot), entry.stored_length):
             return None
         return entry.container, entry.slot
 
@@ -326,7 +348,7 @@ class Recorder:
         """
         self.call("close")
         before = self._counted()
-        bad = {place for place in before if self._is_bad(place, PAGE_BYTES)}
+        bad = {place for place in before if self._is_bad(place, self._extent(*place)[2])}
         self.moments.append(Moment(self.disk.clock, self.allowed, frozenset(bad)))
         report = check_directory(
             SimulatedDirectory(self.disk), repair=True, io_mode="buffered", io_engine="posix"

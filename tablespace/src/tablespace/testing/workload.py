@@ -160,7 +160,10 @@ class Workload:
             Whether all sectors become good first.
         """
         if heal:
-            self.disk.heal()
+            # Values there that are still in the index would come back.
+            self.recorder.get_many(self.recorder.keys)
+            if self.flush():
+                self.disk.heal()
         report = self.recorder.repair()
         self.open()
         return report
