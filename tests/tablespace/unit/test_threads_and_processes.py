@@ -310,6 +310,8 @@ def test_an_interrupted_put_keeps_its_buffer_until_the_commit_is_over(open_small
     busy.start()
     other = threading.Thread(target=store.put, args=(b"other", b"o"))
     other.start()
+    # Long enough for it to stand in the queue before this thread does, and so to lead.
+    time.sleep(0.2)
     memory = bytearray(b"m" * 3000)
 
     def interrupt(*_: object) -> None:
