@@ -4,6 +4,8 @@ For each key the history gives a set of allowed values (None: a miss). An acknow
 leaves exactly one; one in flight, or one that failed, leaves the old and the new. A key that an
 acknowledged operation evicted stays away. A put acknowledged with durability "interval" or "none"
 leaves the old and the new to a crash until a flush; reads of the living store see the new alone.
+
+Long because what each call makes of the allowed values is one table.
 """
 
 from __future__ import annotations
