@@ -4,6 +4,8 @@ For each key the history gives a set of allowed values (None: a miss). An acknow
 leaves exactly one; one in flight, or one that failed, leaves the old and the new. A key that an
 acknowledged operation evicted stays away. A put acknowledged with durability "interval" or "none"
 leaves the old and the new to a crash until a flush; reads of the living store see the new alone.
+
+Long because what each call makes of the allowed values is one table.
 """
 
 from __future__ import annotations
@@ -334,7 +336,12 @@ class Recorder:
 
     def _lost(self, stored: Iterable[bytes]) -> list[bytes]:
         """Return the keys whose new values lie in bad sectors, which nobody had met before."""
+        queue = self._need()._queue
+        dropped = queue.dropped
         places = {key: place for key in stored if (place := self._bad_place(key)) is not None}
+        if queue.dropped > dropped:
+            # Asking for the places committed what was queued, as far as there was room.
+            self._fresh.clear()
         if self._met[0] is self.store:
             known = self._met[1] & set(places.values())
             if known:
