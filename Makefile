@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two files of tests at a time: much of a test is waiting. PARALLEL= runs them one by one.
+PARALLEL := -n 2 --dist loadfile
 # The build backend looks for meson, ninja and cython on the path.
 PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(shell find tablespace -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
@@ -14,10 +16,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m kvd demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
 test-long: $(VENV)/.installed
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest $(PARALLEL) -m long
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long tests/sanitizers

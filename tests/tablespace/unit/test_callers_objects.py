@@ -197,7 +197,7 @@ def test_a_contiguous_buffer_of_any_type_is_stored_byte_by_byte(
         None,
         [1, 2],
     ],
-    ids=repr,
+    ids=["strided", "fortran", "reversed", "text", "number", "none", "list"],
 )
 def test_a_buffer_with_gaps_or_none_at_all_is_refused(open_small: Opener, value: Any) -> None:
     store = open_small()
