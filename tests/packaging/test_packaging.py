@@ -29,6 +29,7 @@ READMES = [ROOT / "README.md", ENGINE / "README.md"]
 # In requirements-dev.txt for a reason that no pyproject can state.
 ONLY_FOR_DEVELOPMENT = {
     "ninja": "meson's backend, needed by --no-build-isolation",
+    "pytest-xdist": "two test files at a time",
     "types-pyyaml": "stubs for the type checker",
 }
 # Import names that differ from the distribution's.

@@ -43,7 +43,9 @@ def test_power_loss_at_every_event_of_a_repair(heal: bool) -> None:
         workload = worn(seed)
         start = workload.disk.clock
         report = workload.repair(heal)
-        assert len(report.damaged_values) == 2 and len(report.restored) == int(heal)
+        # Before sectors get well, all values are read: what was damaged is dropped by then.
+        assert len(report.damaged_values) == (0 if heal else 2)
+        assert len(report.restored) == int(heal)
         workload.put(*KEYS)
         workload.put(*KEYS)
         images += Hunt(workload.recorder, GEOMETRY, start=start, limit=12, seed=seed).run().images
