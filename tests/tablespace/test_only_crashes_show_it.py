@@ -19,7 +19,7 @@ from tablespace.testing.broken import RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WITHOUT_CRASHES = ("unit", "conformance", "format", "fuzz")
-# With the switch below all of these run, for an hour; without it, those that store and read most.
+# With the switch below all of these run, for long; without it, those that store and read most.
 ALL_OF_THEM = "TABLESPACE_MUTATION_ALL"
 SAMPLE = (
     "unit/test_closing.py",
