@@ -1,6 +1,7 @@
 """Fixtures for the storage engine's tests."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -14,6 +15,8 @@ from tablespace.testing.broken import broken
 
 import tablespace
 
+# Builds a shim of the support folder by its name; returns the LD_PRELOAD to run under.
+Preload = Callable[[str], str]
 SUPPORT = Path(__file__).parent / "support"
 
 
@@ -54,6 +57,19 @@ def open_small(tmp_path: Path) -> Iterator[Callable[..., tablespace.Store]]:
 def support() -> Path:
     """The directory of scripts and shims that tests run in other processes."""
     return SUPPORT
+
+
+@pytest.fixture
+def preload(tmp_path: Path, support: Path) -> Preload:
+    """Return a function that builds a shim of the support folder and names it for LD_PRELOAD."""
+
+    def build(name: str) -> str:
+        shim, source = tmp_path / f"{name}.so", support / f"{name}.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
+        # Behind what is preloaded already: a sanitizer's runtime must come first.
+        return f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
+
+    return build
 
 
 def refusal(path: Path, mode: str = "auto", engine: str = "auto") -> str | None:

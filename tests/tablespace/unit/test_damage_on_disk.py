@@ -17,6 +17,7 @@ import tablespace
 from tablespace import Store
 
 Opener = Callable[..., Store]
+Preload = Callable[[str], str]
 MODES = [("direct", "uring"), ("direct", "posix"), ("buffered", "uring"), ("buffered", "posix")]
 
 
@@ -159,19 +160,16 @@ store.close()
 @pytest.mark.parametrize("ending", ["die", "close"])
 @pytest.mark.parametrize("nth", [3, -3, 8])
 def test_a_write_that_fails_stores_nothing_and_takes_nothing_away(
-    open_small: Opener, tmp_path: Path, support: Path, nth: int, ending: str
+    open_small: Opener, tmp_path: Path, preload: Preload, nth: int, ending: str
 ) -> None:
     """A batch stopped at its first failing key; what was written until then stayed visible and
     returned garbage. Elsewhere a failed overwrite leaked the slot, dropped the key, and the old
     record brought it back at the next start."""
-    shim = tmp_path / "watch_calls.so"
-    source = support / "watch_calls.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     done = subprocess.run(
         [sys.executable, "-c", FAILED_WRITES, str(tmp_path / "region"), ending],
         env={
             **os.environ,
-            "LD_PRELOAD": str(shim),
+            "LD_PRELOAD": preload("watch_calls"),
             "WATCH": str(tmp_path / "region"),
             "FAIL_CALL": f"write:/containers/:{nth}:{errno.EIO}",
             "FAIL_WHEN": str(tmp_path / "now"),

@@ -21,6 +21,7 @@ import tablespace
 from tablespace import Store
 
 Opener = Callable[..., Store]
+Preload = Callable[[str], str]
 ROOT = Path(__file__).resolve().parents[3]
 
 ODD_LENGTHS = """
@@ -107,13 +108,6 @@ def run(
     return done, done.stdout.splitlines()
 
 
-def build(source: Path, tmp_path: Path) -> str:
-    shim = tmp_path / f"{source.stem}.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
-    # Behind what is preloaded already: a sanitizer's runtime must come first.
-    return f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
-
-
 def resident_pages(path: Path) -> int:
     """Return how many pages of a file are in the page cache: see mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -129,14 +123,14 @@ def resident_pages(path: Path) -> int:
 
 
 def test_where_fallocate_is_refused_the_region_is_made_and_said_so_once_each_time(
-    tmp_path: Path, support: Path
+    tmp_path: Path, preload: Preload
 ) -> None:
     """On Lustre and others pre-allocation failed; the fallback then wrote zeros from a buffer
     that O_DIRECT refused."""
     done, lines = run(
         ODD_LENGTHS,
         tmp_path / "region",
-        LD_PRELOAD=build(support / "refuse_calls.c", tmp_path),
+        LD_PRELOAD=preload("refuse_calls"),
         REFUSE_FALLOCATE=str(errno.EOPNOTSUPP),
     )
     assert done.returncode == 0, done.stderr
@@ -146,13 +140,13 @@ def test_where_fallocate_is_refused_the_region_is_made_and_said_so_once_each_tim
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF])
 def test_where_flock_is_refused_the_way_on_is_named(
-    tmp_path: Path, support: Path, code: int
+    tmp_path: Path, preload: Preload, code: int
 ) -> None:
     """On NFS the lock call failed with a bare "bad file descriptor", with no way to go on."""
     done, lines = run(
         LOCK,
         tmp_path / "region",
-        LD_PRELOAD=build(support / "refuse_calls.c", tmp_path),
+        LD_PRELOAD=preload("refuse_calls"),
         REFUSE_FLOCK=str(code),
     )
     assert done.returncode == 0, done.stderr
@@ -182,10 +176,10 @@ def test_direct_io_leaves_the_page_cache_alone_whatever_the_callers_buffer(
 
 
 def test_a_refusal_of_direct_io_is_not_met_again_at_every_call(
-    tmp_path: Path, support: Path
+    tmp_path: Path, preload: Preload
 ) -> None:
     """Each direct read of a peer first paid for a failing call before the buffered one."""
-    shim = build(support / "refuse_direct.c", tmp_path)
+    shim = preload("refuse_direct")
     done, lines = run(FLAGS, tmp_path / "region", LD_PRELOAD=shim)
     assert done.returncode == 0, done.stderr
     assert lines == ["False"] * 4

@@ -22,6 +22,7 @@ import tablespace
 from tablespace import Follower, ReadOnlyError, Store
 
 Opener = Callable[..., Store]
+Preload = Callable[[str], str]
 NOBODY = 65534
 
 READS = {
@@ -463,15 +464,12 @@ with tablespace.open(sys.argv[1], read_only=True) as store:
 
 
 def test_direct_reads_that_are_refused_fall_back_and_say_so_once(
-    open_small: Opener, region: Path, support: Path, tmp_path: Path, need_direct: None
+    open_small: Opener, region: Path, preload: Preload, need_direct: None
 ) -> None:
     open_small().put(b"k", b"v")
-    shim = tmp_path / "refuse_direct.so"
-    source = support / "refuse_direct.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     done = subprocess.run(
         [sys.executable, "-c", FOLLOW_REFUSED, str(region)],
-        env={**os.environ, "LD_PRELOAD": str(shim)},
+        env={**os.environ, "LD_PRELOAD": preload("refuse_direct")},
         capture_output=True,
         text=True,
         check=True,

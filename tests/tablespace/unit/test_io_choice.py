@@ -5,9 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Preload = Callable[[str], str]
 
 SCRIPT = """
 import json, logging, sys, os
@@ -54,21 +57,11 @@ def test_without_io_uring_threads_are_used_and_said_once(
     assert f"errno {code}" in warned[0]
 
 
-def build_shim(support: Path, tmp_path: Path) -> str:
-    shim = tmp_path / "refuse_direct.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", "-o", shim, support / "refuse_direct.c", "-ldl"],
-        check=True,
-    )
-    # Behind what is preloaded already: a sanitizer's runtime must come first.
-    return f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip()
-
-
 @pytest.mark.usefixtures("need_direct_by_default")
 def test_direct_io_refused_at_write_falls_back_and_says_so_once(
-    tmp_path: Path, support: Path
+    tmp_path: Path, preload: Preload
 ) -> None:
-    found, writer, log = run(tmp_path, LD_PRELOAD=build_shim(support, tmp_path))
+    found, writer, log = run(tmp_path, LD_PRELOAD=preload("refuse_direct"))
     assert found[0] == writer["io_mode"] == "buffered"
     assert any("refused by write" in reason for reason in writer["choices"])
     assert len([line for line in log if "O_DIRECT" in line]) == 1
@@ -76,11 +69,11 @@ def test_direct_io_refused_at_write_falls_back_and_says_so_once(
 
 @pytest.mark.usefixtures("need_direct")
 def test_direct_io_refused_after_the_trial_falls_back_and_says_so_once(
-    tmp_path: Path, support: Path
+    tmp_path: Path, preload: Preload
 ) -> None:
     found, writer, log = run(
         tmp_path,
-        LD_PRELOAD=build_shim(support, tmp_path),
+        LD_PRELOAD=preload("refuse_direct"),
         REFUSE_AFTER="5",
         OPTIONS='{"io_engine": "posix", "io_mode": "direct"}',
     )

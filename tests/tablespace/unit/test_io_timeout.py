@@ -25,6 +25,7 @@ from tablespace.testing.workload import Workload
 import tablespace
 
 Opener = Callable[..., Store]
+Preload = Callable[[str], str]
 GEOMETRY = Geometry(4096, 32768, 2)
 KEYS = [b"key-%d" % number for number in range(6)]
 VALUE = b"v" * 4096
@@ -296,15 +297,14 @@ assert time.monotonic() - started < 60
 """
 
 
-def test_threads_that_hang_are_left_behind(tmp_path: Path, support: Path) -> None:
-    library = tmp_path / "stuck.so"
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-O1", "-o", library, support / "stuck_pread.c", "-ldl"],
-        check=True,
-    )
+def test_threads_that_hang_are_left_behind(tmp_path: Path, preload: Preload) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STUCK, tmp_path / "region", tmp_path / "when"],
-        env={**os.environ, "LD_PRELOAD": str(library), "STUCK_WHEN": str(tmp_path / "when")},
+        env={
+            **os.environ,
+            "LD_PRELOAD": preload("stuck_pread"),
+            "STUCK_WHEN": str(tmp_path / "when"),
+        },
         capture_output=True,
         text=True,
         timeout=100,

@@ -14,6 +14,7 @@ import pytest
 from tablespace import Store
 
 Opener = Callable[..., Store]
+Preload = Callable[[str], str]
 
 MAKE = """
 import sys, tablespace
@@ -64,15 +65,12 @@ def run(script: str, *arguments: str, shim: str = "") -> list[str]:
     ids=["1 million slots", "10 million slots"],
 )
 def test_a_cold_opening_reads_the_index_alone(
-    tmp_path: Path, support: Path, size: str, keys: int, most_s: float
+    tmp_path: Path, preload: Preload, size: str, keys: int, most_s: float
 ) -> None:
     """The header of each of 8 million entries was read at the start: 20 minutes from a cold disk.
     Here containers are sparse, so that the region takes no room."""
-    shim = tmp_path / "shim.so"
-    source = support / "refuse_calls.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     region = str(tmp_path / "region")
-    run(MAKE, region, size, str(keys), shim=str(shim))
+    run(MAKE, region, size, str(keys), shim=preload("refuse_calls"))
     taken_s, read, entries, capacity, index = map(float, run(OPEN, region))
     print(f"{capacity:.0f} slots, {entries:.0f} entries: {taken_s:.2f} s, {read:.0f} bytes read")
     assert entries == keys and capacity >= 262_144 * int(size[:-1]) * 0.99
@@ -83,15 +81,12 @@ def test_a_cold_opening_reads_the_index_alone(
 
 @pytest.mark.parametrize("keys", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_asking_for_128_keys_is_quick_and_files_are_few_however_many_there_are(
-    tmp_path: Path, open_small: Opener, support: Path, keys: int
+    tmp_path: Path, open_small: Opener, preload: Preload, keys: int
 ) -> None:
     """Millions of files in one directory met the file system's limit with most of the disk free,
     and every question walked them all."""
     region = tmp_path / "region"
-    shim = tmp_path / "shim.so"
-    source = support / "refuse_calls.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-    run(MAKE, str(region), "8G", str(keys), shim=str(shim))
+    run(MAKE, str(region), "8G", str(keys), shim=preload("refuse_calls"))
     store = open_small(region, max_bytes=None, slot_bytes=None)
     assert len(store) == keys
     took = []

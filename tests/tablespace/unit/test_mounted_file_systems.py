@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Preload = Callable[[str], str]
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -196,14 +199,11 @@ def test_a_read_only_mount_is_an_error_that_names_the_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["allocated", "sparse"])
 def test_a_disk_filled_by_others_refuses_puts_and_loses_nothing(
-    tmp_path: Path, support: Path, sparse: bool
+    tmp_path: Path, preload: Preload, sparse: bool
 ) -> None:
     """A full disk at a commit was a raw error that leaked the slot; without fallocate the
     containers themselves run out of space."""
-    shim = tmp_path / "shim.so"
-    source = support / "refuse_calls.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-    before = f"LD_PRELOAD={shim} REFUSE_FALLOCATE=95 " if sparse else ""
+    before = f"LD_PRELOAD='{preload('refuse_calls')}' REFUSE_FALLOCATE=95 " if sparse else ""
     mount = "mkdir m; mount -t tmpfs -o size=6m none m"
     said = in_namespace(tmp_path, f'{mount}; {before}"$0" -c "$1" m/region m/filler', FILL)
     refused, failed = said.split()

@@ -19,6 +19,7 @@ import pytest
 from tablespace import Store
 
 Opener = Callable[..., Store]
+Preload = Callable[[str], str]
 
 PUTS = """
 import os, sys, tablespace
@@ -68,11 +69,8 @@ class Call:
 
 
 @pytest.fixture
-def shim(tmp_path: Path, support: Path) -> str:
-    made = tmp_path / "watch_calls.so"
-    source = support / "watch_calls.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"], check=True)
-    return str(made)
+def shim(preload: Preload) -> str:
+    return preload("watch_calls")
 
 
 def watched(tmp_path: Path, shim: str, script: str, *arguments: str, **more: str) -> list[str]:
