@@ -61,7 +61,7 @@ def look_at_copy(path: Path, copy: Path, allowed: Allowed) -> Allowed:
         return {key: frozenset({value}) for key, value in values.items()}
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(500, marks=pytest.mark.long)])
 def test_a_killed_child_leaves_all_it_acknowledged(rounds: int, tmp_path: Path) -> None:
     path, copy = tmp_path / "region", tmp_path / "copy"
     allowed: Allowed = {}

@@ -25,8 +25,14 @@ cdef class CommitQueue:
     cdef bint led
     cdef void *head
     cdef void *tail
+    cdef uint32_t blocks         # queued
+    cdef uint32_t present        # in the last batch and behind it: as many may come again
+    cdef bint lingering
+    cdef uint32_t vain, rest     # waits that brought nothing; batches to go without one
+    cdef sem_t arrived
     cdef cython.pymutex mutex    # held for a few steps in C only
     cdef int desert(self, Request request) except -1
     cdef void appoint(self) noexcept nogil
+    cdef void linger(self) noexcept nogil
     cdef int lead(self, Request own) except -1
     cdef list take(self)

@@ -10,6 +10,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t
+from posix.time cimport timespec
 
 from tablespace.errors import is_of_the_engine
 
@@ -19,6 +20,18 @@ cdef extern from "semaphore.h" nogil:
     int sem_wait(sem_t *semaphore)
     int sem_trywait(sem_t *semaphore)
     int sem_post(sem_t *semaphore)
+    int sem_clockwait(sem_t *semaphore, int clock, const timespec *until)
+
+cdef extern from "time.h" nogil:
+    int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now)
+
+# Threads that put one block at a time come back together, a little after the batch that served
+# them: a leader that takes what is there already would make two half-filled batches in turns.
+cdef long LINGER_NS = 200_000
+# After so many waits in vain, so many batches without one.
+cdef uint32_t VAIN_WAITS = 2
+cdef uint32_t REST_BATCHES = 64
 
 
 cdef class Request:
@@ -64,9 +77,15 @@ cdef class CommitQueue:
     the other way round.  No Python code runs while the mutex is held.
     """
 
+    def __cinit__(self, *_args, **_options):
+        sem_init(&self.arrived, 0, 0)
+
     def __init__(self, commit, uint32_t limit):
         self.commit = commit
         self.limit = limit
+
+    def __dealloc__(self):
+        sem_destroy(&self.arrived)
 
     def run(self, Request request not None):
         """Commit a request, perhaps together with others; return when that is over.
@@ -91,6 +110,10 @@ cdef class CommitQueue:
                 else:
                     (<Request>self.tail).next = <void *>request
                 self.tail = <void *>request
+                self.blocks += request.count
+                if self.lingering and self.blocks >= self.present:
+                    self.lingering = False
+                    sem_post(&self.arrived)
                 follow = self.led
                 self.led = True
             if follow:
@@ -129,6 +152,7 @@ cdef class CommitQueue:
                 if self.tail == <void *>request:
                     self.tail = before
                 request.queued = False
+                self.blocks -= request.count
                 if sem_trywait(&request.woken) == 0:
                     self.appoint()
             elif not request.done:
@@ -142,10 +166,46 @@ cdef class CommitQueue:
         else:
             self.led = False
 
+    cdef void linger(self) noexcept nogil:
+        """Wait a moment for those of the last batch, when most of the time they do come."""
+        cdef timespec until
+        with self.mutex:
+            if self.blocks >= self.present:
+                return
+            if self.rest:
+                self.rest -= 1
+                return
+            self.lingering = True
+        clock_gettime(CLOCK_MONOTONIC, &until)
+        until.tv_nsec += LINGER_NS
+        if until.tv_nsec >= 1_000_000_000:
+            until.tv_nsec -= 1_000_000_000
+            until.tv_sec += 1
+        # A signal ends the wait too.
+        sem_clockwait(&self.arrived, CLOCK_MONOTONIC, &until)
+        with self.mutex:
+            if self.lingering:
+                self.lingering = False
+                self.vain += 1
+                if self.vain == VAIN_WAITS:
+                    self.vain = 0
+                    self.rest = REST_BATCHES
+            else:
+                self.vain = 0
+                # Posted just after the wait was over, it would cut the next one short.
+                sem_trywait(&self.arrived)
+
     cdef int lead(self, Request own) except -1:
         """Commit the head of the queue, which is `own`, then hand leadership on."""
-        cdef list batch = self.take()
+        cdef list batch
         cdef Request request
+        cdef uint32_t served = 0
+        if own.joins:
+            with nogil:
+                self.linger()
+        batch = self.take()
+        for request in batch:
+            served += request.count
         try:
             self.commit(batch)
         except BaseException as error:
@@ -160,6 +220,7 @@ cdef class CommitQueue:
         with self.mutex:
             for request in batch:
                 request.done = True
+            self.present = min(self.limit, served + self.blocks)
             self.appoint()
         for request in batch:
             if request.orphaned:
@@ -191,6 +252,7 @@ cdef class CommitQueue:
             self.head = at
             if at == NULL:
                 self.tail = NULL
+            self.blocks -= total
         at = first
         for _ in range(taken):
             batch.append(<Request>at)

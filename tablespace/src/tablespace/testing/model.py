@@ -119,11 +119,13 @@ class Recorder:
         if self.disk.bad:
             during |= {key: during[key] | _MISS for key in new}
         self._date(during)
+        dropped = self._need()._queue.dropped
         try:
             stored = self._need().put_many(items, durability=durability)
         except (OSError, TablespaceError) as error:
             self._failed(error, during)
             return False
+        lossless = self._forget_dropped(dropped)
         after = dict(before)
         for (key, value), done in zip(items, stored, strict=True):
             if done and durability == "sync":
@@ -132,7 +134,8 @@ class Recorder:
             elif done:
                 # While the new value waits, the old one may be evicted.
                 after[key] = after.get(key, _MISS) | {value} | (_MISS if self.evicts else set())
-                self._fresh[key] = frozenset({value})
+                if lossless:
+                    self._fresh[key] = frozenset({value})
         if self.disk.bad:
             for key in self._lost(new):
                 # Until the record is durable a crash brings the value before back.
@@ -151,11 +154,13 @@ class Recorder:
         for key in (*keys, *(during if self.evicts and self._fresh else ())):
             during[key] = during.get(key, _MISS) | _MISS
         self._date(during)
+        dropped = self._need()._queue.dropped
         try:
             self._need().delete_many(keys)
         except (OSError, TablespaceError) as error:
             self._failed(error, during)
             return False
+        self._forget_dropped(dropped)
         for key in keys:
             self._fresh.pop(key, None)
         self._settle({**before, **dict.fromkeys(keys, _MISS)})
@@ -233,9 +238,7 @@ class Recorder:
             # What was queued may be written where nobody knew of bad sectors.
             for key in self._lost(list(self._fresh)):
                 self._fresh[key] |= _MISS
-        if store._queue.dropped > dropped:
-            # Which blocks were dropped is not told: of every unpromised one either may be there.
-            self._fresh.clear()
+        self._forget_dropped(dropped)
         # An observer of the disk may have put and deleted meanwhile.
         after = self.allowed if during is before else before
         if promises:
@@ -250,6 +253,16 @@ class Recorder:
         else:
             self._settle({**after}, durable=promises)
         return True
+
+    def _forget_dropped(self, dropped: int) -> bool:
+        """Return whether the write queue dropped nothing more than it had before a call.
+
+        Which blocks it dropped is not told: of every unpromised one either value may be there.
+        """
+        lossless = self._need()._queue.dropped == dropped
+        if not lossless:
+            self._fresh.clear()
+        return lossless
 
     def forget_unpromised(self) -> None:
         """The store is another one: reads see what a crash left."""
@@ -339,9 +352,8 @@ class Recorder:
         queue = self._need()._queue
         dropped = queue.dropped
         places = {key: place for key in stored if (place := self._bad_place(key)) is not None}
-        if queue.dropped > dropped:
-            # Asking for the places committed what was queued, as far as there was room.
-            self._fresh.clear()
+        # Asking for the places committed what was queued, as far as there was room.
+        self._forget_dropped(dropped)
         if self._met[0] is self.store:
             known = self._met[1] & set(places.values())
             if known:
