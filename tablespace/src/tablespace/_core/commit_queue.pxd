@@ -14,9 +14,11 @@ cdef class Request:
     cdef bint queued              # linked in the queue, not in a batch yet
     cdef bint orphaned            # its caller was interrupted while the leader works on it
     cdef void *next               # borrowed; the caller's `run` keeps what is queued alive
+    cdef void *after             # borrowed; whom to wake next of those served together
     cdef sem_t woken
     cdef void prepare(self) noexcept nogil
     cdef void let_go(self) noexcept
+    cdef void wake_next(self) noexcept nogil
 
 
 cdef class CommitQueue:

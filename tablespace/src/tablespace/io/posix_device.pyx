@@ -23,7 +23,14 @@ cdef extern from "unistd.h" nogil:
     int SEEK_HOLE
     int c_close "close"(int fd)
 
-from posix.stat cimport fstat, struct_stat
+cdef extern from "sys/stat.h" nogil:
+    cdef struct statx_found "statx":
+        uint32_t stx_nlink
+    int statx(int directory, const char *path, int flags, unsigned int wanted,
+              statx_found *found)
+    unsigned int STATX_NLINK
+    int AT_EMPTY_PATH "0x1000"
+
 from posix.unistd cimport getpid
 
 cdef extern from "posix_pool.h" nogil:
@@ -115,11 +122,15 @@ cdef class PosixDevice(Device):
         return -errno if moved < 0 else moved
 
     cdef int do_sync(self) noexcept nogil:
-        cdef struct_stat status
-        if fdatasync(self.fd) < 0 or fstat(self.fd, &status) < 0:
+        cdef statx_found found
+        if fdatasync(self.fd) < 0:
+            return -errno
+        # Not fstat: where anybody has looked at the file's times, the next write must change them,
+        # and the next sync must write the inode as well (docs/decisions/no-times.md).
+        if statx(self.fd, b"", AT_EMPTY_PATH, STATX_NLINK, &found) < 0:
             return -errno
         # Durable, but under no name: whoever removed the file took the bytes with it.
-        return -ESTALE if status.st_nlink == 0 else 0
+        return -ESTALE if found.stx_nlink == 0 else 0
 
     cdef void do_forget(self, uint64_t offset, uint64_t length) noexcept nogil:
         posix_fadvise(self.fd, <long>offset, <long>length, POSIX_FADV_DONTNEED)
