@@ -20,6 +20,7 @@ cdef class CommitGroup:
     cdef int encode(self, LineWriter writer, uint64_t *seq, uint64_t group) noexcept nogil
     cdef int write_all(self, IoQueue queue, unsigned char *staging,
                        size_t staging_bytes) noexcept nogil
+    cdef void sum_up(self, void **buffers, uint32_t *begin, uint32_t end) noexcept nogil
     cdef uint64_t offset_of(self, Block *block) noexcept nogil
     cdef uint32_t memory_alignment(self, uint32_t container) noexcept nogil
     cdef int push(self, IoQueue queue, uint32_t container, void *buffer, size_t length,

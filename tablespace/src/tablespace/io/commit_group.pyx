@@ -289,7 +289,7 @@ cdef class CommitGroup:
     cdef int write_all(self, IoQueue queue, unsigned char *staging,
                        size_t staging_bytes) noexcept nogil:
         cdef uint64_t slot_bytes = self.frame_bytes
-        cdef uint32_t frames, free_frames, at, fresh = 0
+        cdef uint32_t frames, free_frames, at, fresh = 0, unsummed = 0
         cdef uint32_t *frame_stack
         cdef int32_t *frame_of
         cdef void **buffers
@@ -327,6 +327,9 @@ cdef class CommitGroup:
                     % self.memory_alignment(location_container(block.location)) == 0):
                 buffers[at] = block.view.buf
             else:
+                if free_frames == 0:
+                    # A frame given back is written over.
+                    self.sum_up(buffers, &unsummed, at)
                 while free_frames == 0:
                     code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                     if code < 0:
@@ -339,8 +342,6 @@ cdef class CommitGroup:
                 memcpy(buffers[at], block.view.buf, block.length)
                 if padded > block.length:
                     memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
-            if not block.summed:
-                block.check = xxh3_64(buffers[at], block.length)
             while queue.in_flight >= queue.depth:
                 code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                 if code < 0:
@@ -362,19 +363,31 @@ cdef class CommitGroup:
                 code = queue.submit()
                 if code < 0:
                     break
+                self.sum_up(buffers, &unsummed, at + 1)
                 code = self.collect(queue, 0, frame_stack, &free_frames, frame_of, buffers)
                 if code < 0:
                     break
-        while code >= 0 and queue.in_flight:
+        if code >= 0 and queue.in_flight:
             code = queue.submit()
-            if code < 0:
-                break
+        if code >= 0:
+            self.sum_up(buffers, &unsummed, self.count)
+        while code >= 0 and queue.in_flight:
             code = self.collect(queue, queue.in_flight, frame_stack, &free_frames, frame_of,
                                 buffers)
         free(frame_stack)
         free(frame_of)
         free(buffers)
         return code if code < 0 else 0
+
+    cdef void sum_up(self, void **buffers, uint32_t *begin, uint32_t end) noexcept nogil:
+        """Checksum the blocks up to `end` whose writes are on their way: meanwhile, not before."""
+        cdef uint32_t at
+        cdef Block *block
+        for at in range(begin[0], end):
+            block = self.blocks[at]
+            if block.placed and block.length and not block.summed:
+                block.check = xxh3_64(buffers[at], block.length)
+        begin[0] = max(begin[0], end)
 
     cdef uint64_t offset_of(self, Block *block) noexcept nogil:
         return location_slot(block.location) * self.allocator.slot_bytes_of(block.location)
