@@ -10,19 +10,16 @@ PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip --disable-pip-version
 SOURCES := $(shell find tablespace -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
 	-o -name '*.h' -o -name 'meson.build' -o -name 'pyproject.toml' | grep -v /build/)
 
-.PHONY: demo test test-long hunt sanitize coverage lint bench dev clean
+.PHONY: demo test test-long sanitize coverage lint bench dev clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kvd demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PARALLEL) -m "not long and not hunt"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
 test-long: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m long
-
-hunt: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PARALLEL) -m hunt
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long tests/sanitizers

@@ -19,6 +19,8 @@ from tablespace.spare import FileSet, open_temporary, put_aside, retire
 JOURNAL_NAME = "index.log"
 JOURNAL_BACKUP_NAME = "index.log.bak"
 JOURNAL_NEW_NAME = "index.log.new"
+# How much of a journal is looked at at a time for the filler at its end.
+FILLER_LOOK_BYTES = 1 << 16
 JOURNAL_FILES = FileSet(JOURNAL_NAME, JOURNAL_BACKUP_NAME, JOURNAL_NEW_NAME)
 
 
@@ -170,7 +172,9 @@ def stage_journal(
     device, spare = open_temporary(directory, JOURNAL_FILES)
     device.filler_bytes = directory.filler_bytes
     try:
-        device.append(encode_header(region, base_seq) + records)
+        device.append(encode_header(region, base_seq))
+        if records:
+            device.append(records)
         if get_space is not None:
             get_space(device)
         device.sync_data()
@@ -227,3 +231,18 @@ def keep_journal(directory: Directory, base_seq: int, size_bytes: int) -> Journa
         device.close()
         raise
     return Journal(device, base_seq)
+
+
+def without_filler(data: bytes, start: int, end: int) -> bytes:
+    """Return records without the newlines that were laid ahead of more.
+
+    The filler is looked through from its end in small pieces: a journal may have a gigabyte, and
+    each copy of it costs as much time as its replay.
+    """
+    while end > start:
+        piece = data[max(start, end - FILLER_LOOK_BYTES) : end]
+        kept = len(piece.rstrip(b"\n"))
+        end -= len(piece) - kept
+        if kept:
+            return data[start : end + 1]
+    return b""

@@ -29,6 +29,7 @@ from tablespace.journal import (
     install_journal,
     keep_journal,
     stage_journal,
+    without_filler,
 )
 from tablespace.region import Region
 from tablespace.snapshot import (
@@ -464,11 +465,11 @@ class _Loading:
         while True:
             at = replay.feed(data, at)
             if at >= len(data):
-                return _without_filler(data[start:at])
+                return without_filler(data, start, at)
             torn = last and not later_group_follows(data, at, replay.place)
             if torn:
                 self.report.torn_bytes += len(data) - at
-                return _without_filler(data[start:at])
+                return without_filler(data, start, at)
             problem = CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
             if not self.lenient:
                 raise problem
@@ -492,9 +493,3 @@ class _Loading:
         for container, slot in _PLACE_MEMBER.findall(text):
             if index.allocator.has_slot(int(container), int(slot)):
                 index.evict_owner(int(container), int(slot))
-
-
-def _without_filler(records: bytes) -> bytes:
-    """Return records without the newlines that were laid ahead of more."""
-    kept = records.rstrip(b"\n")
-    return kept + b"\n" if kept else b""

@@ -66,7 +66,7 @@ def test_every_promise_holds_over_pools_resizes_and_damage(mode: str, evict: boo
     assert report.images > 200
 
 
-@pytest.mark.hunt
+@pytest.mark.long
 @modes
 @pytest.mark.parametrize("seed", range(300, 309))
 def test_hunt_over_many_histories(mode: str, seed: int) -> None:

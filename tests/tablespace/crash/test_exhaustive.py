@@ -82,7 +82,7 @@ def test_every_crash_of_a_share_of_longer_sequences(length: int, share: int) -> 
         assert walk(geometry, evict, chosen).images > 100
 
 
-@pytest.mark.hunt
+@pytest.mark.long
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("geometry", [ONE_CONTAINER, THREE_CONTAINERS], ids=["one", "three"])
 @pytest.mark.parametrize("first", OPERATIONS)
@@ -92,7 +92,7 @@ def test_every_crash_of_every_sequence_of_four_operations(
     walk(geometry, evict, [(first, *rest) for rest in itertools.product(OPERATIONS, repeat=3)])
 
 
-@pytest.mark.hunt
+@pytest.mark.long
 @pytest.mark.parametrize("evict", [False, True])
 def test_every_crash_of_every_sequence_of_three_operations(evict: bool) -> None:
     sequences = list(itertools.product(OPERATIONS, repeat=3))

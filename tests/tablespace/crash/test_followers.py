@@ -78,7 +78,7 @@ def test_followers_opened_before_and_after_every_crash_agree_with_the_recovered_
     assert report.images > 50 and report.looks > 500 and report.reloads > 0
 
 
-@pytest.mark.hunt
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_followers_across_crashes_of_mixed_histories(seed: int) -> None:
     workload = Workload(SHAPES[1], seed=seed)

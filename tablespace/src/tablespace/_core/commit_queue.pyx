@@ -10,9 +10,15 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t
-from posix.time cimport timespec
 
 from tablespace.errors import is_of_the_engine
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        long tv_sec
+        long tv_nsec
+    int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now)
 
 cdef extern from "semaphore.h" nogil:
     int sem_init(sem_t *semaphore, int shared, unsigned int value)
@@ -21,10 +27,6 @@ cdef extern from "semaphore.h" nogil:
     int sem_trywait(sem_t *semaphore)
     int sem_post(sem_t *semaphore)
     int sem_clockwait(sem_t *semaphore, int clock, const timespec *until)
-
-cdef extern from "time.h" nogil:
-    int CLOCK_MONOTONIC
-    int clock_gettime(int clock, timespec *now)
 
 # Threads that put one block at a time come back together, a little after the batch that served
 # them: a leader that takes what is there already would make two half-filled batches in turns.

@@ -24,8 +24,8 @@ from tablespace.commit import Committer
 from tablespace.io.commit_group import CommitGroup, Stage
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.read_batch import ReadBatch
-from tablespace.journal import JOURNAL_NAME, Journal, JournalHead
-from tablespace.recovery import _Loading, _Rewriting, _without_filler
+from tablespace.journal import JOURNAL_NAME, Journal, JournalHead, without_filler
+from tablespace.recovery import _Loading, _Rewriting
 from tablespace.testing.broken_groups import (
     EarlyGroup,
     JournalFirstGroup,
@@ -219,7 +219,7 @@ def replay_past_a_gap() -> Iterator[None]:
             end = replay.feed(data, at)
             kept += data[at:end]
             if end >= len(data):
-                return _without_filler(kept)
+                return without_filler(kept, 0, len(kept))
             replay.lenient = True
             at = next_record(data, end)
 
