@@ -159,7 +159,7 @@ def stage_journal(
     directory: Directory,
     region: Region,
     base_seq: int,
-    records: bytes = b"",
+    records: bytes | memoryview = b"",
     get_space: Callable[[Device], None] | None = None,
 ) -> Journal:
     """Write a journal under its temporary name, durably. A failure here changes nothing.
@@ -233,16 +233,17 @@ def keep_journal(directory: Directory, base_seq: int, size_bytes: int) -> Journa
     return Journal(device, base_seq)
 
 
-def without_filler(data: bytes, start: int, end: int) -> bytes:
-    """Return records without the newlines that were laid ahead of more.
+def without_filler(data: bytes, start: int, end: int) -> memoryview:
+    """Return records, not copied, without the newlines that were laid ahead of more.
 
     The filler is looked through from its end in small pieces: a journal may have a gigabyte, and
     each copy of it costs as much time as its replay.
     """
+    records = memoryview(data)
     while end > start:
         piece = data[max(start, end - FILLER_LOOK_BYTES) : end]
         kept = len(piece.rstrip(b"\n"))
         end -= len(piece) - kept
         if kept:
-            return data[start : end + 1]
-    return b""
+            return records[start : end + 1]
+    return records[:0]

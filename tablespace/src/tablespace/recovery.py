@@ -136,7 +136,7 @@ class Loaded:
         Number of the last record.
     base_seq : int
         Number of the first of `records`.
-    records : bytes
+    records : bytes or memoryview
         The sound records of the journals that were replayed.
     sound_bytes : int or None
         Length of the current journal up to its torn tail, where it alone was replayed.
@@ -146,7 +146,7 @@ class Loaded:
     seq: int
     report: RecoveryReport
     base_seq: int
-    records: bytes
+    records: bytes | memoryview
     sound_bytes: int | None
 
 
@@ -269,7 +269,9 @@ class _Rewriting:
             journal = self.rewrite_journal(index, seq, self.loaded.base_seq, self.loaded.records)
         return Recovered(index, journal, seq, self.report, size)
 
-    def rewrite_journal(self, index: KeyIndex, seq: int, base_seq: int, records: bytes) -> Journal:
+    def rewrite_journal(
+        self, index: KeyIndex, seq: int, base_seq: int, records: bytes | memoryview
+    ) -> Journal:
         """Write all that was replayed, so that an older snapshot goes on telling everything too.
 
         Where the disk is full and the reserved space too small for that, a snapshot and an empty
@@ -397,7 +399,7 @@ class _Loading:
             device.close()
         return data, decode_header(data, self.region, path), path
 
-    def replay_journals(self, replay: JournalReplay) -> tuple[bytes, int]:
+    def replay_journals(self, replay: JournalReplay) -> tuple[bytes | memoryview, int]:
         """Replay what the snapshot lacks; return the sound records and the first one's number."""
         try:
             current = self.read_journal(JOURNAL_NAME)
@@ -411,7 +413,8 @@ class _Loading:
             self.report.damaged_lines += 1
             self.pass_over(error)
             current = None
-        older, first_seq = b"", replay.seq + 1
+        older: bytes | memoryview = b""
+        first_seq = replay.seq + 1
         if current is None or current[1].base_seq > replay.seq + 1:
             older = self.replay_backup(replay, current is not None)
         if current is None:
@@ -420,14 +423,14 @@ class _Loading:
         data, head, path = current
         records = self.replay_one(replay, data, head, path, last=True)
         self.sound_bytes = None if older else head.start + len(records)
-        return older + records, min(head.base_seq, first_seq)
+        return b"".join((older, records)) if older else records, min(head.base_seq, first_seq)
 
-    def replay_backup(self, replay: JournalReplay, current_exists: bool) -> bytes:
+    def replay_backup(self, replay: JournalReplay, current_exists: bool) -> bytes | memoryview:
         """Replay the journal before the current one, wholly durable when it was rotated.
 
         Returns
         -------
-        bytes
+        bytes or memoryview
             Its sound records.
         """
         try:
@@ -456,7 +459,7 @@ class _Loading:
 
     def replay_one(
         self, replay: JournalReplay, data: bytes, head: JournalHead, path: str, last: bool
-    ) -> bytes:
+    ) -> memoryview:
         """Replay one journal; return its sound records up to the torn tail."""
         if head.base_seq > replay.seq + 1:
             self.gap(replay, head.base_seq, path)

@@ -209,7 +209,7 @@ def replay_past_a_gap() -> Iterator[None]:
 
     def replay_one(
         self: _Loading, replay: Any, data: bytes, head: JournalHead, path: str, last: bool
-    ) -> bytes:
+    ) -> memoryview:
         if head.base_seq > replay.seq + 1:
             self.gap(replay, head.base_seq, path)
         replay.place = head.base_seq
@@ -235,7 +235,7 @@ def recover_without_sync() -> Iterator[None]:
     real = _Rewriting.rewrite_journal
 
     def rewrite_journal(
-        self: _Rewriting, index: KeyIndex, seq: int, base_seq: int, records: bytes
+        self: _Rewriting, index: KeyIndex, seq: int, base_seq: int, records: bytes | memoryview
     ) -> Journal:
         if self.sound_bytes is None:
             return real(self, index, seq, base_seq, records)
