@@ -182,10 +182,11 @@ def _lease(setting: Setting, leases: int, most: int) -> tuple[int, int]:
     held = changed = 0
     for _ in range(most):
         number = source.randrange(setting.keys)
-        lease = reader.lease(SPACE, b"key %d" % number)
+        places: list[int] = []
+        lease = reader.lease(SPACE, b"key %d" % number, places)
         if lease is None:
             continue
-        place, offset, length = lease
+        offset, length = lease
         first = bytes(data[offset : offset + length])
         for _ in range(8):
             second = bytes(data[offset : offset + length])
@@ -195,7 +196,7 @@ def _lease(setting: Setting, leases: int, most: int) -> tuple[int, int]:
             or first != first[:8] * (size // 8)
         ):
             changed += 1
-        reader.release([place])
+        reader.release(places)
         held += 1
         if held >= leases:
             break

@@ -13,6 +13,7 @@ from tablespace.shared import (
     Lane,
     SequencedSlots,
     SlotIndex,
+    drain_lanes,
 )
 
 LEASES = 4
@@ -83,6 +84,19 @@ def test_a_full_ring_keeps_the_newest(client: Lane, daemon: Lane) -> None:
     for slot in range(13):
         client.touch(slot)
     assert [word & 0xFFFFFFFF for word in daemon.drain(SLOTS)] == list(range(5, 13))
+
+
+def test_touches_of_all_lanes_come_each_once_by_their_newest_time() -> None:
+    lanes = []
+    for words in ((5, 1), (3, 9), (7, 1)), ((4, 2), (6, 3), (8, SLOTS)):
+        memory = bytearray(Lane.bytes_for(LEASES, TOUCHES))
+        lane = Lane(memory, leases=LEASES, touches=TOUCHES)
+        for place, (clock, slot) in enumerate(words):
+            struct.pack_into("<Q", memory, 64 + 8 * LEASES + 8 * place, clock << 32 | slot)
+        struct.pack_into("<Q", memory, 8, len(words))
+        lanes.append(lane)
+    assert drain_lanes(lanes, SLOTS) == [9, 2, 3, 1]
+    assert drain_lanes(lanes, SLOTS) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -139,7 +139,7 @@ class TestLookups:
         reader = shared.reader()
         assert reader.contains_many(1, [b"old", b"new"]) == [False, True]
         assert reader.get_bytes(1, b"old") is None
-        assert reader.lease(1, b"old") is None
+        assert reader.lease(1, b"old", []) is None
         shared.slots.set_expires(1, now)
         assert reader.get_bytes(1, b"new") is None
         shared.slots.set_expires(1, 0)
@@ -159,7 +159,7 @@ class TestLookups:
         assert reader.is_current()
         reader.stop()
         assert not reader.is_current()
-        assert reader.lease(1, b"k") is None
+        assert reader.lease(1, b"k", []) is None
 
 
 class TestTable:
@@ -256,7 +256,7 @@ class TestReadersMeetTheWriter:
         shared.index.remove([0], [])
         shared.store(0, b"k", b"new")
         assert reader.index.slots.copy_bytes(slot, version, shared.data, 0) is None
-        assert reader.lease_slot(slot, version) == -1
+        assert not reader.lease_slot(slot, version, [])
         assert reader.lane.held == 0
         assert reader.get_bytes(1, b"k") == b"new"
 
@@ -284,7 +284,7 @@ class TestReadersMeetTheWriter:
         reader = shared.reader()
         versions = shared.index.withdraw([0])
         assert reader.get_bytes(1, b"k") is None
-        assert reader.lease(1, b"k") is None
+        assert reader.lease(1, b"k", []) is None
         assert reader.contains_many(1, [b"k"]) == [False]
         shared.index.restore(0, versions[0])
         assert reader.get_bytes(1, b"k") == b"v"
@@ -303,13 +303,14 @@ class TestLeasesMeetEviction:
     def test_l1_l2_e1_e2_e3_the_held_slot_stays(self, shared: Shared) -> None:
         shared.store(0, b"k", b"v")
         reader = shared.reader()
-        place, offset, length = reader.lease(1, b"k") or (0, 0, 0)
-        assert (offset, length) == (0, 1)
+        places: list[int] = []
+        assert reader.lease(1, b"k", places) == (0, 1)
         version = shared.slots.version(0)
         assert shared.index.evict([0], shared.lanes, 1) == []
         assert shared.slots.version(0) == version
         assert reader.get_bytes(1, b"k") == b"v"
-        reader.release([place])
+        reader.release(places)
+        assert places == []
         assert shared.index.evict([0], shared.lanes, 1) == [0]
         assert reader.get_bytes(1, b"k") is None
 
@@ -318,7 +319,7 @@ class TestLeasesMeetEviction:
         reader = shared.reader()
         _, version, _, _ = reader.index.find(1, b"k") or (0, 0, 0, 0)
         shared.index.withdraw([0])
-        assert reader.lease_slot(0, version) == -1
+        assert not reader.lease_slot(0, version, [])
         assert shared.index.leased([0], shared.lanes) == [False]
 
     def test_l1_e1_l2_e2_the_lease_fails_and_the_slot_may_go(self, shared: Shared) -> None:
@@ -349,20 +350,21 @@ class TestLeasesMeetEviction:
         _, version, _, _ = reader.index.find(1, b"k") or (0, 0, 0, 0)
         shared.index.withdraw([0])
         assert shared.index.leased([0], shared.lanes) == [False]
-        assert reader.lease_slot(0, version) == -1
+        assert not reader.lease_slot(0, version, [])
         shared.index.unlist(0)
         shared.store(0, b"other", b"w")
-        assert reader.lease_slot(0, version) == -1
+        assert not reader.lease_slot(0, version, [])
 
     def test_a_removed_slot_is_held_until_the_lease_ends(self, shared: Shared) -> None:
         shared.store(0, b"k", b"v")
         reader = shared.reader()
-        place, _, _ = reader.lease(1, b"k") or (0, 0, 0)
+        places: list[int] = []
+        assert reader.lease(1, b"k", places) is not None
         assert shared.index.remove([0], shared.lanes) == [True]
         assert reader.get_bytes(1, b"k") is None
-        assert reader.lease(1, b"k") is None
+        assert reader.lease(1, b"k", []) is None
         assert shared.index.leased([0, 1], shared.lanes) == [True, False]
-        reader.release([place])
+        reader.release(places)
         assert shared.index.leased([0, 1], shared.lanes) == [False, False]
 
     def test_a_batch_lets_go_of_as_many_as_wanted_and_restores_the_rest(
@@ -371,8 +373,8 @@ class TestLeasesMeetEviction:
         for slot in range(6):
             shared.store(slot, b"%d" % slot, b"v")
         reader, other = shared.reader(), shared.reader()
-        reader.lease(1, b"0")
-        other.lease(1, b"2")
+        reader.lease(1, b"0", [])
+        other.lease(1, b"2", [])
         assert shared.index.evict([0, 1, 2, 3, 4], shared.lanes, 2) == [1, 3]
         keys = [b"%d" % slot for slot in range(6)]
         assert reader.contains_many(1, keys) == [True, False, True, False, True, True]
@@ -380,11 +382,11 @@ class TestLeasesMeetEviction:
     def test_a_slot_leased_twice_stays_until_both_end(self, shared: Shared) -> None:
         shared.store(0, b"k", b"v")
         reader = shared.reader()
-        first, second = reader.lease(1, b"k"), reader.lease(1, b"k")
-        assert first is not None and second is not None
-        reader.release([first[0]])
+        places: list[int] = []
+        assert reader.lease(1, b"k", places) == reader.lease(1, b"k", places) == (0, 1)
+        reader.release([places.pop()])
         assert shared.index.evict([0], shared.lanes, 1) == []
-        reader.release([second[0]])
+        reader.release(places)
         assert shared.index.evict([0], shared.lanes, 1) == [0]
 
 

@@ -348,49 +348,51 @@ cdef class ArenaReader:
 
     # -- leasing -------------------------------------------------------------------------------
 
-    def lease(self, uint64_t namespace_id, key):
-        """Lease a block's slot; return (place, offset in the data, length), or None.
+    def lease(self, uint64_t namespace_id, key, list places not None):
+        """Lease a block's slot; return (offset in the data, length), or None.
 
-        While the lease is held - until `release` of its place - the bytes stay.
+        None also when no lease is free. The lease's place is appended to `places`, in the same
+        breath: an exception of a signal handler cannot come between. Until `release` of it the
+        bytes stay.
         """
         self._require_open()
         cdef Sought sought
         cdef Seen seen
         cdef int attempt
         cdef Py_ssize_t place
+        _seek_key(&sought, namespace_id, key)
         if self.lane is None or self._stopped:
             return None
-        _seek_key(&sought, namespace_id, key)
         for attempt in range(ATTEMPTS):
             if not self.index.look(&sought, &seen) or seen.length > <uint64_t>self._slot_bytes:
                 return None
             place = self._pin(seen.slot, seen.version)
             if place >= 0:
+                places.append(place)
                 self._count(&seen)
-                return place, <Py_ssize_t>seen.slot * self._slot_bytes, seen.length
+                return <Py_ssize_t>seen.slot * self._slot_bytes, seen.length
             if place == MISS_CODE:
                 return None
             self.retries += 1
         return None
 
-    def lease_slot(self, Py_ssize_t slot, uint64_t version):
-        """Lease a slot that the daemon named, if it still is that version.
-
-        Returns
-        -------
-        int
-            The lease's place, or -1 when the slot changed or no lease is free.
-        """
+    def lease_slot(self, Py_ssize_t slot, uint64_t version, list places not None):
+        """Lease a slot that the daemon named, if it still is that version; return whether."""
         self._require_open()
+        cdef Py_ssize_t place
         self.index.slots._record(slot)
         if self.lane is None or self._stopped or version & 1:
-            return MISS_CODE
-        return max(<Py_ssize_t>MISS_CODE, self._pin(slot, version))
+            return False
+        place = self._pin(slot, version)
+        if place < 0:
+            return False
+        places.append(place)
+        return True
 
     def release(self, list places not None):
-        """End leases."""
-        for place in places:
-            self.lane.give_back(place)
+        """End leases, and take them off the list."""
+        while places:
+            self.lane.give_back(places.pop())
 
     cdef Py_ssize_t _pin(self, uint64_t slot, uint64_t version):
         """Return the place of a lease that holds; -1 without room, -2 when the slot changed."""

@@ -32,6 +32,7 @@ cdef class Lane:
     cdef uint64_t _bytes_seen
 
     cdef int _require_open(self) except -1
+    cdef int drain_into(self, list touches, Py_ssize_t slot_count) except -1
     cdef void mark(self, unsigned char *marks, uint64_t slot_count) noexcept nogil
     cdef Py_ssize_t claim(self, uint64_t slot) noexcept nogil
     cdef void let_go(self, Py_ssize_t place) noexcept nogil

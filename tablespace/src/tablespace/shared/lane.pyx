@@ -193,9 +193,13 @@ cdef class Lane:
         recency. Slots that do not exist are left out.
         """
         self._require_open()
+        cdef list touches = []
+        self.drain_into(touches, slot_count)
+        return touches
+
+    cdef int drain_into(self, list touches, Py_ssize_t slot_count) except -1:
         cdef uint64_t head = ts_load_acquire(self._head + WORD_TOUCHES)
         cdef uint64_t at, word
-        cdef list touches = []
         if head - self._drained > <uint64_t>self.touch_count:
             # Also when a hostile head went back.
             self._drained = head - <uint64_t>self.touch_count
@@ -208,7 +212,7 @@ cdef class Lane:
                 touches.append(word)
             at += 1
         self._drained = head
-        return touches
+        return 0
 
     def take_counts(self):
         """Return (hits, bytes) counted since the last call; (0, 0) for nonsense."""
@@ -229,3 +233,25 @@ cdef class Lane:
             self._head = NULL
             self._held = False
             PyBuffer_Release(&self._view)
+
+
+def drain_lanes(list lanes not None, Py_ssize_t slot_count):
+    """Return the slots touched in any lane since the last call, each once, oldest first.
+
+    Recency by the sessions' own word: one that lies about the time only changes what is
+    evicted first.
+    """
+    cdef Lane lane
+    cdef list touches = []
+    cdef dict newest = {}
+    for lane in lanes:
+        lane._require_open()
+        lane.drain_into(touches, slot_count)
+    if not touches:
+        return touches
+    touches.sort(reverse=True)
+    for word in touches:
+        newest.setdefault(<uint64_t>word & LOWER_HALF, None)
+    slots = list(newest)
+    slots.reverse()
+    return slots
