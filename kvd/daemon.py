@@ -177,6 +177,7 @@ async def _serve(
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
     listening.withdraw()
     listener.close()
+    arena.fall_silent()
     server.close_connections()
     await _drain(cache, long_tier, config.drain_timeout_s)
     ticker.cancel()

@@ -97,6 +97,11 @@ cdef class Lane:
         """Return how many leases this object gave out and did not take back."""
         return self.lease_count - self._free_count
 
+    @property
+    def is_full(self):
+        """Return whether there is no lease left to give."""
+        return self._free_count == 0
+
     def shut_if_idle(self):
         """Refuse every further lease if there are none now; return whether that is so."""
         if self._free_count == self.lease_count:
