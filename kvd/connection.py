@@ -333,7 +333,7 @@ class Connection:
                     "bad_arena", f"{len(fds)} descriptors came, not {len(message.fds)}"
                 )
             self.mapping = ArenaMapping(info, *fds)
-            self.local = LocalIndex(self.mapping, self.is_there)
+            self.local = LocalIndex(self.mapping)
         finally:
             for fd in fds:
                 os.close(fd)

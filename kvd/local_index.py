@@ -23,19 +23,15 @@ class LocalIndex:
     ----------
     mapping : ArenaMapping
         Where to look.
-    daemon_is_there : callable
-        Asked now and then, by a system call: whether the connection still stands. A lookup
-        that finds it does not is a miss.
 
     Notes
     -----
     Safe from any thread.
     """
 
-    def __init__(self, mapping: ArenaMapping, daemon_is_there: Callable[[], bool]) -> None:
+    def __init__(self, mapping: ArenaMapping) -> None:
         self.mapping = mapping
         self._reader = mapping.reader
-        self._daemon_is_there = daemon_is_there
         self._spaces: dict[str, int] = {}
 
     def note(self, request: Message, reply: Message) -> None:
@@ -48,14 +44,25 @@ class LocalIndex:
                 self._spaces.clear()
             self._spaces[name] = reply.space
 
-    def look(self, name: str) -> tuple[ArenaReader, int] | None:
-        """Return a reader and the namespace's id in it; None when the daemon must be asked."""
+    def look(
+        self, name: str, daemon_is_there: Callable[[], bool]
+    ) -> tuple[ArenaReader, int] | None:
+        """Return a reader and the namespace's id in it; None when the daemon must be asked.
+
+        Parameters
+        ----------
+        name : str
+            The namespace.
+        daemon_is_there : callable
+            Whether the connection still stands, by a system call: asked every `CHECK_S`. A
+            lookup that finds it does not is a miss.
+        """
         space = self._spaces.get(name)
         if space is None:
             return None
         reader = self._reader
         if not reader.is_current():
-            if not self._daemon_is_there():
+            if not daemon_is_there():
                 return None
             reader.checked()
             if not reader.is_current():

@@ -111,7 +111,7 @@ class NamespaceHandle:
         except UnavailableError:
             return None
         local = connection.local
-        found = None if local is None else local.look(self.name)
+        found = None if local is None else local.look(self.name, connection.is_there)
         return None if found is None else (connection, *found)
 
     def get(self, key: bytes) -> bytes | None:
