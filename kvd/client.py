@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from kvd import protocol
+from kvd import forks, protocol
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.namespace_handle import NamespaceHandle
@@ -72,7 +72,7 @@ class Client:
         self._durable_before = 0
         self._dropped_before = 0
         self._warned: set[str] = set()
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._next_attempt = 0.0
@@ -173,10 +173,10 @@ class Client:
         UnavailableError
             When there is no daemon, or it was tried too short a time ago.
         """
-        self._check_fork()
         connection = self._connection
-        if connection is not None and connection.alive:
+        if connection is not None and connection.broken is None and self._forks == forks.count:
             return connection
+        self._check_fork()
         with self._lock:
             connection = self._connection
             if connection is not None:
@@ -320,12 +320,12 @@ class Client:
 
     def _check_fork(self) -> None:
         """Start anew in a forked child: its parent's threads may have left the lock held."""
-        if os.getpid() == self._pid:
+        if self._forks == forks.count:
             return
         inherited, self._connection = self._connection, None
         self._lock = threading.Lock()
         self._next_attempt = 0.0
         self._backoff_s = FIRST_BACKOFF_S
-        self._pid = os.getpid()
+        self._forks = forks.count
         if inherited is not None:
             inherited.abandon()
