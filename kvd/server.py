@@ -37,6 +37,7 @@ MAX_SESSIONS = 1024
 TICK_S = 0.5  # Heartbeat (lookups miss when it is 2 s old), expiry, reservations.
 ORPHAN_GRACE_S = 60.0  # Where no pidfd can tell that a client's process ended.
 MAX_BATCH_BLOCKS = 256
+SO_PEERPIDFD = 77  # unix(7). Python has no name for it.
 MAX_OUTSTANDING = 1024  # Requests of one connection that wait for the disk or a flush.
 
 logger = logging.getLogger(__name__)
@@ -184,6 +185,8 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._server.connections.discard(self)
         self._server.held.note(self, 0)
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
         if self._session is not None:
             self._server.end_session(self._session, self._pidfd)
             self._session = None
@@ -342,7 +345,7 @@ class Connection(asyncio.Protocol):
         server.sessions[self._session.id] = self._session
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
-        self._pidfd = _pidfd(self._pid)
+        self._watch_process()
         if request.block_bytes is not None and request.block_bytes > server.arena.slot_bytes:
             logger.warning(
                 "%s announces blocks of %d bytes, slots have %d: they will not be stored; "
@@ -372,6 +375,18 @@ class Connection(asyncio.Protocol):
             finally:
                 os.close(lane_fd)
 
+    def _watch_process(self) -> None:
+        """Hang up when the client's process ends: a forked child may keep its socket open."""
+        assert self._transport is not None
+        self._pidfd = _pidfd(self._transport.get_extra_info("socket"), self._pid)
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._process_ended)
+
+    def _process_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        if self._transport is not None:
+            self._transport.abort()
+
     def _pass_arena(self, write: bool, lane_fd: int) -> None:
         """Send the descriptors with the ARENA frame, on the transport's own socket."""
         transport = self._transport
@@ -396,8 +411,13 @@ class Connection(asyncio.Protocol):
                 os.close(data_fd)
 
 
-def _pidfd(pid: int) -> int:
-    """Return a descriptor that tells when a process ends, or -1."""
+def _pidfd(peer: socket.socket, pid: int) -> int:
+    """Return a descriptor that tells when the peer's process ends, or -1."""
+    try:
+        # Of the process that connected, also if its number has another owner by now.
+        return peer.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        pass  # Before Linux 6.5.
     try:
         return os.pidfd_open(pid) if pid > 0 else -1
     except OSError:
