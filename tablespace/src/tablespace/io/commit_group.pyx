@@ -7,8 +7,9 @@ import enum
 from libc.errno cimport EAGAIN, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
+from tablespace._core.block_copy cimport copy_block
 from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport KeyIndex
 from tablespace._core.line_codec cimport LineWriter
@@ -339,7 +340,7 @@ cdef class CommitGroup:
                 free_frames -= 1
                 frame_of[at] = <int32_t>frame_stack[free_frames]
                 buffers[at] = staging + frame_of[at] * slot_bytes
-                memcpy(buffers[at], block.view.buf, block.length)
+                copy_block(buffers[at], block.view.buf, block.length)
                 if padded > block.length:
                     memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
             while queue.in_flight >= queue.depth:
