@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tablespace import AlignedBuffer
 from tablespace.shared import copy_in
+
+from tablespace import AlignedBuffer
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 4095, 4096, 4097, 4160, 65535, 65536])
