@@ -16,6 +16,7 @@ from kvd import protocol
 from kvd.arena import Arena
 from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
+from kvd.durations import RequestTimes
 from kvd.errors import ProtocolError
 from kvd.frames import (
     INLINE_BATCH_BYTES,
@@ -60,6 +61,8 @@ class Server:
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
+        self.times = RequestTimes(HANDLERS)
+        self.last_tick = time.monotonic()
         self._started = time.monotonic()
         self._session_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +87,7 @@ class Server:
     def tick(self) -> None:
         """Do what is due every `TICK_S`."""
         self.arena.beat()
+        self.last_tick = time.monotonic()
         self.cache.tick()
         for session in self.sessions.values():
             self.cache.storing.reservations.expire(session)
@@ -258,14 +262,16 @@ class Connection(asyncio.Protocol):
             self._send(protocol.Ok(id=request.id))
             self.hang_up()
         else:
-            answer = HANDLERS[type(request)](self._server, self._session, request)
+            kind, started = type(request), time.perf_counter()
+            answer = HANDLERS[kind](self._server, self._session, request)
             if isinstance(answer, Message):
                 self._send(answer)
+                self._server.times.from_memory[kind].add(time.perf_counter() - started)
             else:
                 inline_bytes = self._inline_bytes_of(request)
                 self._outstanding += 1
                 self._inline_bytes += inline_bytes
-                self._server.run(self._finish(request.id, answer, inline_bytes))
+                self._server.run(self._finish(request.id, answer, inline_bytes, kind, started))
 
     def _inline_bytes_of(self, request: Message) -> int:
         """Return how much a lookup may come to hold until it is answered."""
@@ -275,7 +281,12 @@ class Connection(asyncio.Protocol):
         return 0
 
     async def _finish(
-        self, request_id: int, answer: Coroutine[Any, Any, Message], inline_bytes: int
+        self,
+        request_id: int,
+        answer: Coroutine[Any, Any, Message],
+        inline_bytes: int,
+        kind: type[Message],
+        started: float,
     ) -> None:
         try:
             self._send(await answer)
@@ -285,6 +296,7 @@ class Connection(asyncio.Protocol):
             logger.exception("answering request %d failed", request_id)
             self._refuse(request_id, "internal", "the daemon's log says more")
         finally:
+            self._server.times.waited[kind].add(time.perf_counter() - started)
             was_full = self._is_full()
             self._outstanding -= 1
             self._inline_bytes -= inline_bytes
