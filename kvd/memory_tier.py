@@ -91,6 +91,10 @@ class MemoryTier:
         """Return how many populated slots hold nothing."""
         return len(self._free)
 
+    def is_free(self, slot: int) -> bool:
+        """Return whether a slot was the last to become free: nobody has it."""
+        return bool(self._free) and self._free[-1] == slot
+
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""
         self._free.extend(range(first + count - 1, first - 1, -1))
