@@ -16,6 +16,8 @@ COMMANDS = {
     "replay": "kvd.replay",
     "statctl": "kvd.statctl",
     "status": "kvd.commands.status",
+    "top": "kvd.commands.top",
+    "verdict": "kvd.commands.verdict",
 }
 
 

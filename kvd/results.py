@@ -69,11 +69,10 @@ class Purged(msgspec.Struct, frozen=True):
 
 
 class NamespaceUse(msgspec.Struct, frozen=True):
-    """What a namespace has on the long tier: entries, bytes of their slots and of their values."""
+    """What a namespace has on the long tier: entries, and bytes of their slots."""
 
     entries: int
     bytes: int
-    value_bytes: int
 
 
 class TierUse(msgspec.Struct, frozen=True):
@@ -126,6 +125,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     allocated_bytes: int
     index_bound_bytes: int
     per_namespace_bytes: dict[str, int]
+    per_namespace_value_bytes: dict[str, int]
     namespaces: dict[str, NamespaceUse]
     quotas: dict[str, int]
     evictions: int

@@ -45,14 +45,9 @@ def region_bytes(region: Path) -> int:
         return 0
 
 
-def uses(usage: Mapping[bytes, Usage], names: Mapping[bytes, str]) -> dict[str, NamespaceUse]:
+def named(usage: Mapping[bytes, Usage], names: Mapping[bytes, str]) -> dict[str, Usage]:
     """Return what each namespace has, by its name or what stands for it."""
-    found = {
-        label_of(prefix, names.get(prefix)): NamespaceUse(
-            each.entries, each.bytes, each.value_bytes
-        )
-        for prefix, each in usage.items()
-    }
+    found = {label_of(prefix, names.get(prefix)): each for prefix, each in usage.items()}
     return dict(sorted(found.items()))
 
 
@@ -205,7 +200,7 @@ def _status(
     used = sum(used_bytes(store) for store in stores)
     max_bytes = max(disk.max_bytes if disk is not None else 0, used)
     fraction = used / max_bytes if max_bytes else 0.0
-    namespaces = uses(usage, names)
+    by_name = named(usage, names)
     evicted = sum(store.evictions * store.slot_bytes for store in stores)
     return Status(
         state=state,
@@ -220,8 +215,11 @@ def _status(
         value_bytes=sum(each.value_bytes for each in usage.values()),
         allocated_bytes=disk.allocated_bytes if disk is not None else 0,
         index_bound_bytes=sum(store.index_bound_bytes for store in stores),
-        per_namespace_bytes={name: each.bytes for name, each in namespaces.items()},
-        namespaces=namespaces,
+        per_namespace_bytes={name: each.bytes for name, each in by_name.items()},
+        per_namespace_value_bytes={name: each.value_bytes for name, each in by_name.items()},
+        namespaces={
+            name: NamespaceUse(each.entries, each.bytes) for name, each in by_name.items()
+        },
         quotas=dict(quotas or {}),
         evictions=sum(store.evictions for store in stores),
         reclaimed_bytes=evicted,
@@ -246,7 +244,12 @@ def _status(
             recovery_source=_joined(str(store.recovery.source) for store in stores),
             recovered_entries=sum(store.recovery.entries for store in stores),
             recovery_seconds=round(sum(store.recovery.seconds for store in stores), 6),
-            reasons=[reason for store in stores for reason in store.choices],
+            reasons=[
+                reason
+                for store in stores
+                for reason in store.choices
+                if not reason.startswith(f"eviction {Census.__name__}")  # It only counts.
+            ],
         ),
         notes=list(notes),
     )

@@ -27,9 +27,17 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; {self.prog} --help says more")
 
 
-def new_parser(command: str, description: str | None, **more: str) -> Parser:
+def new_parser(
+    command: str, description: str | None, *, usage: str | None = None, epilog: str | None = None
+) -> Parser:
     """Return a parser with what every command has: --socket, --long-path, --json."""
-    parser = Parser(prog=f"kvd {command}", description=description, allow_abbrev=False, **more)  # type: ignore[arg-type]
+    parser = Parser(
+        prog=f"kvd {command}",
+        description=description,
+        allow_abbrev=False,
+        usage=usage,
+        epilog=epilog,
+    )
     parser.add_argument(
         "--socket", metavar="PATH", help="a running daemon's (default: as clients)"
     )

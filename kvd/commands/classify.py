@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from kvd.commands import arguments, running
@@ -28,6 +27,8 @@ def _classify(argv: list[str]) -> int:
         running.show_json(found)
         return running.DONE
     table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in found.items():
         if name == "chain":
             for layer in value:
@@ -38,5 +39,5 @@ def _classify(argv: list[str]) -> int:
                 table.add_row(name.removesuffix("s"), each)
         else:
             table.add_row(name, str(value))
-    Console(soft_wrap=True).print(table)
+    running.console().print(table)
     return running.DONE

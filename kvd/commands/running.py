@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from rich.console import Console
 
 from kvd.client import Client
 from kvd.commands.arguments import UsageError
@@ -58,6 +59,11 @@ def run(command: str, argv: Sequence[str] | None, call: Callable[[list[str]], in
 def show_json(document: Any) -> None:
     """Write the one document."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+
+
+def console() -> Console:
+    """Return where tables go. What looks like markup in a name is part of the name."""
+    return Console(markup=False, highlight=False, emoji=False)
 
 
 def ask(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
+from rich.table import Column, Table
 
 from kvd import protocol, stopped_region
 from kvd.commands import arguments, running
@@ -28,7 +28,7 @@ def _status(argv: list[str]) -> int:
     if options.json:
         running.show_json(status)
     else:
-        Console(soft_wrap=True).print(table(status))
+        running.console().print(table(status))
     return running.DONE
 
 
@@ -45,16 +45,20 @@ def of(socket: str | None, directories: Sequence[Path]) -> Status:
 def table(status: Status) -> Group:
     """Return the status for people."""
     summary = Table(title=f"kvd {status.version}, {status.state}", show_header=False)
+    summary.add_column(no_wrap=True)
+    summary.add_column(overflow="fold")
     for name, value in _rows(status):
         summary.add_row(name, value)
-    namespaces = Table("namespace", "entries", "bytes", "values", "quota", "rejected")
+    namespaces = Table(
+        Column("namespace", overflow="fold"), "entries", "bytes", "values", "quota", "rejected"
+    )
     for name, use in status.namespaces.items():
         quota = status.quotas.get(name)
         namespaces.add_row(
             name,
             str(use.entries),
             format_size(use.bytes),
-            format_size(use.value_bytes),
+            format_size(status.per_namespace_value_bytes.get(name, 0)),
             "-" if quota is None else format_size(quota),
             str(status.rejected_by_namespace.get(name, 0)),
         )
