@@ -28,8 +28,8 @@ def used_bytes(store: StoreStats) -> int:
 def allocated_bytes(directory: Path) -> int:
     """Return what a directory takes on its disk, as du(1) counts."""
     total = 0
-    for parent, directories, files in os.walk(directory):
-        for name in [*directories, *files]:
+    for parent, _, files in os.walk(directory):
+        for name in [".", *files]:
             try:
                 total += os.lstat(os.path.join(parent, name)).st_blocks * 512
             except OSError:

@@ -23,6 +23,7 @@ from tablespace import TablespaceError
 DONE, REFUSED, UNKNOWN = 0, 1, 2
 ADMIN_TIMEOUT_S = 3600.0  # A purge of a whole region; the daemon answers when it is durable.
 INTERRUPTED = 130
+WIDTH = 160
 
 M = TypeVar("M", bound=Message)
 
@@ -63,7 +64,9 @@ def show_json(document: Any) -> None:
 
 def console() -> Console:
     """Return where tables go. What looks like markup in a name is part of the name."""
-    return Console(markup=False, highlight=False, emoji=False)
+    # Where nobody's screen bounds it, a path or a name stays in one piece.
+    width = None if sys.stdout.isatty() else WIDTH
+    return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def ask(
