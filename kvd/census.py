@@ -153,6 +153,11 @@ class Census:
 
     # -- asking --------------------------------------------------------------------------------
 
+    @property
+    def never_read_bytes(self) -> int:
+        """Return the bytes of values that were written here and never read, gone or not."""
+        return self.written_bytes - self.read_once_bytes
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._entries
 

@@ -208,6 +208,8 @@ class LongStats(msgspec.Struct, frozen=True):
     recovery_seconds: float
     recovery_source: str
     region: str = ""
+    rejected: int = 0
+    written_never_read_bytes: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True):

@@ -125,7 +125,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         written_blocks=census.written_blocks,
         written_bytes=census.written_bytes,
         never_read_blocks=census.written_blocks - census.read_once_blocks,
-        never_read_bytes=census.written_bytes - census.read_once_bytes,
+        never_read_bytes=census.never_read_bytes,
         read_blocks=census.read_blocks,
         health=[_health(long_tier, problem)],
         policy=long_tier.evict_policy,
