@@ -11,8 +11,8 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
+from tablespace._core.block_copy cimport copy_block
 from tablespace._core.checksum cimport xxh3_64
 
 cdef extern from *:
@@ -57,10 +57,10 @@ TORN = -1
 cdef inline void _copy(void *target, const void *source, size_t size) noexcept:
     """Copy bytes, with the GIL released when that pays."""
     if size < GIL_RELEASE_BYTES:
-        memcpy(target, source, size)
+        copy_block(target, source, size)
     else:
         with nogil:
-            memcpy(target, source, size)
+            copy_block(target, source, size)
 
 
 cdef class SequencedSlots:
