@@ -16,6 +16,7 @@ from kvd import protocol
 from kvd.arena import Arena
 from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
+from kvd.durations import RequestTimes
 from kvd.errors import ProtocolError
 from kvd.frames import (
     INLINE_BATCH_BYTES,
@@ -29,8 +30,9 @@ from kvd.lanes import Lanes
 from kvd.listening import peer_credentials
 from kvd.protocol import Message
 from kvd.reports import gather
-from kvd.results import Stats
+from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
+from kvd.status import status_of_daemon
 from kvd.version import __version__
 
 MAX_SESSIONS = 1024
@@ -62,6 +64,8 @@ class Server:
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
+        self.times = RequestTimes(HANDLERS)
+        self.last_tick = time.monotonic()
         self.lanes = Lanes(cache)
         self._started = time.monotonic()
         self._session_ids = itertools.count(1)
@@ -87,6 +91,7 @@ class Server:
     def tick(self) -> None:
         """Do what is due every `TICK_S`."""
         self.arena.beat()
+        self.last_tick = time.monotonic()
         self.lanes.fold()
         self.cache.tick()
         for session in self.sessions.values():
@@ -102,6 +107,15 @@ class Server:
             sessions=len(self.sessions),
             engines=sum(1 for session in self.sessions.values() if session.engine),
             errors=self.errors,
+            notes=self.notes,
+        )
+
+    async def status(self) -> Status:
+        """Collect how full the long tier is and how it fares."""
+        return await status_of_daemon(
+            self.cache,
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 3),
             notes=self.notes,
         )
 
@@ -270,14 +284,16 @@ class Connection(asyncio.Protocol):
             self._send(protocol.Ok(id=request.id))
             self.hang_up()
         else:
-            answer = HANDLERS[type(request)](self._server, self._session, request)
+            kind, started = type(request), time.perf_counter()
+            answer = HANDLERS[kind](self._server, self._session, request)
             if isinstance(answer, Message):
                 self._send(answer)
+                self._server.times.from_memory[kind].add(time.perf_counter() - started)
             else:
                 inline_bytes = self._inline_bytes_of(request)
                 self._outstanding += 1
                 self._inline_bytes += inline_bytes
-                self._server.run(self._finish(request.id, answer, inline_bytes))
+                self._server.run(self._finish(request.id, answer, inline_bytes, kind, started))
 
     def _inline_bytes_of(self, request: Message) -> int:
         """Return how much a lookup may come to hold until it is answered."""
@@ -287,7 +303,12 @@ class Connection(asyncio.Protocol):
         return 0
 
     async def _finish(
-        self, request_id: int, answer: Coroutine[Any, Any, Message], inline_bytes: int
+        self,
+        request_id: int,
+        answer: Coroutine[Any, Any, Message],
+        inline_bytes: int,
+        kind: type[Message],
+        started: float,
     ) -> None:
         try:
             self._send(await answer)
@@ -297,6 +318,7 @@ class Connection(asyncio.Protocol):
             logger.exception("answering request %d failed", request_id)
             self._refuse(request_id, "internal", "the daemon's log says more")
         finally:
+            self._server.times.waited[kind].add(time.perf_counter() - started)
             was_full = self._is_full()
             self._outstanding -= 1
             self._inline_bytes -= inline_bytes

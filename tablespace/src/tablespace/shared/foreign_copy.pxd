@@ -1,7 +1,8 @@
 """The one copy of memory that another process may be changing meanwhile."""
 
 from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
+
+from tablespace._core.block_copy cimport copy_block
 
 cdef enum:
     # Below this a copy is cheaper than giving the GIL away and taking it back.
@@ -10,7 +11,7 @@ cdef enum:
 
 cdef inline void copy_foreign(void *target, const void *source, size_t size) noexcept nogil:
     """Copy bytes that may change meanwhile; the caller finds out by the slot's sequence."""
-    memcpy(target, source, size)
+    copy_block(target, source, size)
 
 
 cdef inline void copy_releasing_gil(void *target, const void *source, size_t size) noexcept:
