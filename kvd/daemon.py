@@ -160,10 +160,21 @@ async def _serve(
 ) -> int:
     loop = asyncio.get_running_loop()
     try:
-        arena = Arena(config.max_bytes, config.slot_bytes)
+        arena = Arena(config.max_bytes, config.slot_bytes, hugepages=config.hugepages)
     except OSError as error:
         raise memory_refusal(config.max_bytes, error) from error
-    arena.pin()
+    if config.numa is not None:
+        try:
+            arena.bind(config.numa or None)
+        except OSError as error:
+            raise ConfigError(
+                f"--numa {','.join(map(str, config.numa)) or 'interleave'}: {error.strerror}; "
+                "name nodes that `numactl --hardware` lists with memory, or leave it out"
+            ) from error
+    if config.no_pin:
+        arena.pin_refusal = "--no-pin"
+    else:
+        arena.pin()
     memory = MemoryTier(arena, writes_back=long_tier is not None)
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
@@ -199,6 +210,8 @@ async def _serve(
     )
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
+    if arena.huge_refusal is not None:
+        server.notes.append(f"no huge pages: {arena.huge_refusal}")
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
     notifier = Notifier()
     ticker = loop.create_task(_tick(server, notifier))
