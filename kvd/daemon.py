@@ -234,6 +234,7 @@ async def _serve(
     await _drain(cache, long_tier, config.drain_timeout_s)
     ticker.cancel()
     if long_tier is None or long_tier.failure is None:
+        server.lanes.close()
         arena.close()
     logger.info("stopped")
     return 0

@@ -111,13 +111,6 @@ class Lanes:
             del self._orphaned[owner]
         self._close(session_id)
 
-    def leased_slots(self) -> int:
-        """Return how many slots are under some lease now."""
-        leased: set[int] = set()
-        for lane, _ in self._lanes.values():
-            leased |= lane.leases(self._arena.slot_count)
-        return len(leased)
-
     def fold(self) -> None:
         """Take in what the clients did since: counters and touches."""
         self.fold_touches()
@@ -138,6 +131,15 @@ class Lanes:
                 name = block.namespace.name
                 logger.info("first hit: a block of %r served from memory", name)
             self._any_hit = True
+
+    def close(self) -> None:
+        """Take in what there is and let all lanes go: the daemon ends."""
+        self.fold()
+        for lane, _ in self._lanes.values():
+            self._arena.lanes.remove(lane)
+            lane.close()
+        self._lanes.clear()
+        self._orphans.clear()
 
     def _count(self, lane: Lane) -> None:
         hits, size_bytes = lane.take_counts()

@@ -108,6 +108,12 @@ class MemoryTier:
         """Return whether a slot was the last to become free: nobody has it."""
         return bool(self._free) and self._free[-1] == slot
 
+    @property
+    def leased_slots(self) -> int:
+        """Return how many slots are under some client's lease now."""
+        count = self.arena.slot_count
+        return len(set[int]().union(*(lane.leases(count) for lane in self.arena.lanes)))
+
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""
         self._free.extend(range(first + count - 1, first - 1, -1))

@@ -155,7 +155,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryStats(msgspec.Struct, frozen=True):
-    """Counters and sizes of the memory tier."""
+    """Counters and sizes of the memory tier.
+
+    `slots_leased` are under a client's lease; `slots_held` are those of them whose blocks left
+    meanwhile, which wait for the leases to end.
+    """
 
     hits: int
     misses: int
@@ -172,6 +176,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
     slots_free: int
     slots_reserved: int
     slots_quarantined: int
+    slots_leased: int
     slots_held: int
     bytes_in: int
     bytes_out: int

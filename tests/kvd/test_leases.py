@@ -50,6 +50,7 @@ def test_views_are_read_only_and_end_with_the_block(daemon):
         with blocks.lease([b"k", b"absent", b"k"]) as views:
             assert views == [b"value", None, b"value"]
             assert views[0].readonly
+            assert client.stats().memory.slots_leased == 1
             kept = views[0]
         with pytest.raises(ValueError, match="released"):
             kept[0]
@@ -68,7 +69,8 @@ def test_a_leased_block_is_never_evicted(daemon, make_blocks):
             assert fill(other.namespace("n"), 400, b"x") == 400
             assert views == list(values.values())
             assert blocks.exists(list(values)) == [True] * 20
-            assert client.stats().memory.slots_held == 0
+            memory = client.stats().memory
+            assert (memory.slots_leased, memory.slots_held) == (20, 0)
         assert fill(other.namespace("n"), 400, b"y") == 400
         assert blocks.exists(list(values)) == [False] * 20
 
