@@ -161,6 +161,13 @@ class Census:
     def __contains__(self, key: bytes) -> bool:
         return key in self._entries
 
+    def slot_bytes_with(self, prefix: bytes, keys: Iterable[bytes], slot_bytes: int) -> int:
+        """Return the bytes of slots that a prefix has once it has these keys too."""
+        with self._lock:
+            usage = self._usage.get(prefix)
+            coming = sum(key not in self._entries for key in keys)
+            return (usage.bytes if usage is not None else 0) + coming * slot_bytes
+
     def keys(self, prefixes: frozenset[bytes] | None = None) -> list[bytes]:
         """Return the keys of these prefixes, or all."""
         with self._lock:

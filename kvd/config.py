@@ -92,9 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvd",
         allow_abbrev=False,
         description="Serve a tiered KV cache to every engine on this host. No flag is required.",
-        epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, demo; "
-        "each has its own --help. "
-        "Sizes take K, M, G, T.",
+        epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, "
+        "demo; each has its own --help. Sizes take K, M, G, T.",
     )
     parser.add_argument("--version", action="version", version=f"kvd {__version__}")
     serving = parser.add_argument_group("serving")

@@ -55,6 +55,7 @@ def serve(config: Config) -> int:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     stop = StopSignals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until there are quotas to load anew.
     with contextlib.closing(ListeningSocket(config.socket)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
@@ -88,7 +89,7 @@ class StopSignals:
 
     def ignore(self) -> None:
         """Let the interpreter's own end be undisturbed."""
-        for number in self.NUMBERS:
+        for number in (*self.NUMBERS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -409,7 +409,7 @@ class LongTier:
         over = [key for key, limit in limits if limit <= now]
         rest = [(key, limit) for key, limit in limits if limit > now]
         values = store.get_many([key for key, _ in rest])
-        store.put_many(
+        self._put(
             [
                 (key, value, to_metadata(limit))
                 for (key, limit), value in zip(rest, values, strict=True)
@@ -460,7 +460,7 @@ class LongTier:
         quotas = self.quotas
         if quotas.limit_of(prefix) is None or prefix + key in self.census:
             return True
-        return quotas.has_room(prefix, self.census.slot_bytes_of(prefix))
+        return quotas.has_room(prefix, self.census)
 
     def stats(self) -> StoreStats:
         """Return the store's own statistics."""

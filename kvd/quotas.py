@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from kvd import temp_guard
-from kvd.block import Block
+from kvd.block import Block, Retention
+from kvd.census import Census
 from kvd.errors import ConfigError
 from kvd.namespaces import MAX_NAMESPACES, disk_prefix
 from tablespace import parse_size
@@ -105,21 +106,23 @@ class Quotas:
         """Return whether there are quotas at all."""
         return bool(self._by_prefix)
 
-    def has_room(self, prefix: bytes, held_bytes: int) -> bool:
-        """Return whether one more block fits a namespace that holds so much on the long tier."""
+    def has_room(self, prefix: bytes, census: Census) -> bool:
+        """Return whether a namespace may have one more block on the long tier."""
         limit = self._by_prefix.get(prefix)
         if limit is None:
             return True
         waiting = self._waiting.get(prefix, {})
-        fits = held_bytes + (len(waiting) + 1) * self._slot_bytes <= limit
-        if fits or not waiting:
-            return fits
+        most = census.slot_bytes_of(prefix) + (len(waiting) + 1) * self._slot_bytes
+        if most <= limit or not waiting:
+            return most <= limit
         now = time.monotonic()
         if len(waiting) > QUICK_LOOK and now - self._looked_at.get(prefix, 0.0) < LOOK_AGAIN_S:
             return False
         self._looked_at[prefix] = now
-        left = self._look_through(prefix)
-        return held_bytes + (left + 1) * self._slot_bytes <= limit
+        self._look_through(prefix)
+        # One that is on the disk and has not been told of yet is counted once.
+        held = census.slot_bytes_with(prefix, self._waiting[prefix], self._slot_bytes)
+        return held + self._slot_bytes <= limit
 
     def waits(self, block: Block) -> None:
         """Note a block that is to be written under a quota."""
@@ -140,4 +143,6 @@ class Quotas:
 
 def _waits(block: Block) -> bool:
     """Say whether a block is still to be written; what was dropped is kept as ephemeral."""
-    return not block.gone and not block.durable and (block.writing or block.retention > 1)
+    if block.gone or block.durable:
+        return False
+    return block.writing or block.retention >= Retention.SHORT

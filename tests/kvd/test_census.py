@@ -5,6 +5,7 @@ import os
 import tablespace
 from kvd.ages import FILE_NAME, Ages
 from kvd.census import Census, Usage
+from kvd.expiry import boot_clock_ns
 
 SLOT = 4096
 PREFIX = b"p" * 16
@@ -151,3 +152,19 @@ def test_ages_that_cannot_be_read_count_from_now_on(tmp_path):
     ages.begin(7, now=1000.0)
     assert ages.older_than(0, now=1000.0) == 7
     assert ages.older_than(1, now=1000.0) == -1
+
+
+def test_a_shorter_time_to_live_changes_no_count(on_rig):
+    """Blocks are written anew then, past the write that announces their lengths."""
+
+    async def scenario(rig):
+        await rig.only_on_disk({b"k": b"v" * 100})
+        before = rig.long.census.usage()
+        limit = boot_clock_ns() + 3600 * 10**9
+        (key,) = rig.long.census.keys()
+        assert await rig.long.on_writer(rig.long.shorten, [(key, limit)]) == [True]
+        assert rig.long.census.usage() == before
+        (usage,) = before.values()
+        assert usage.value_bytes == 100
+
+    on_rig(scenario)
