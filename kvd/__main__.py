@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -49,15 +48,12 @@ def _serve(arguments: list[str]) -> int:
     from kvd.config import parse
     from kvd.daemon import serve
     from kvd.errors import ConfigError, RefusedError
+    from kvd.logs import set_up
     from kvd.refusals import os_remedy
 
     try:
         config = parse(arguments)
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        set_up(config.log_level, config.log_format)
         return serve(config)
     except ConfigError as error:
         sys.stderr.write(f"kvd: {error}\n")

@@ -25,8 +25,10 @@ from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
+from kvd.notify import Notifier
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
+from kvd.sight.watch import Watch
 from kvd.version import __version__
 from tablespace import TablespaceError, format_size
 
@@ -113,6 +115,26 @@ def _leave_stuck_threads(status: int) -> None:
 async def _run(config: Config, listening: ListeningSocket, signals: StopSignals) -> int:
     stop = signals.event()
     asyncio.get_running_loop().set_exception_handler(LoopComplaints())
+    with contextlib.ExitStack() as closing:
+        watch = None
+        if config.metrics is not None:
+            watch = _watch(*config.metrics)
+            closing.callback(watch.close)
+        return await _run_watched(config, listening, stop, watch)
+
+
+def _watch(host: str, port: int) -> Watch:
+    try:
+        return Watch(host, port, asyncio.get_running_loop())
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics {host}:{port}: {error}; choose another address or port"
+        ) from error
+
+
+async def _run_watched(
+    config: Config, listening: ListeningSocket, stop: asyncio.Event, watch: Watch | None
+) -> int:
     long_tier = None
     if config.long_path is not None:
         long_tier = LongTier(
@@ -124,14 +146,18 @@ async def _run(config: Config, listening: ListeningSocket, signals: StopSignals)
             long_tier.shut_down()
             raise
     try:
-        return await _serve(config, listening, long_tier, stop)
+        return await _serve(config, listening, long_tier, stop, watch)
     finally:
         if long_tier is not None:
             long_tier.shut_down()
 
 
 async def _serve(
-    config: Config, listening: ListeningSocket, long_tier: LongTier | None, stop: asyncio.Event
+    config: Config,
+    listening: ListeningSocket,
+    long_tier: LongTier | None,
+    stop: asyncio.Event,
+    watch: Watch | None,
 ) -> int:
     loop = asyncio.get_running_loop()
     try:
@@ -175,15 +201,23 @@ async def _serve(
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
-    ticker = loop.create_task(_tick(server))
+    notifier = Notifier()
+    ticker = loop.create_task(_tick(server, notifier))
     loop.add_signal_handler(signal.SIGHUP, lambda: server.run(_reload_quotas(cache)))
     listening.announce()
-    await _banner(config, server, long_tier)
+    if watch is not None:
+        watch.serving(server)
+    await _banner(config, server, long_tier, watch)
+    notifier.ready(f"serves on {config.socket}")
     await stop.wait()
 
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
+    notifier.stopping()
+    if watch is not None:
+        watch.stopping()
     listening.withdraw()
     listener.close()
+    arena.fall_silent()
     server.close_connections()
     await _drain(cache, long_tier, config.drain_timeout_s)
     ticker.cancel()
@@ -220,10 +254,11 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
         pass  # The loop is closed: the daemon is ending and needs no more slots.
 
 
-async def _tick(server: Server) -> None:
+async def _tick(server: Server, notifier: Notifier) -> None:
     while True:
         try:
             server.tick()
+            notifier.alive()
         except Exception:
             # Without its heartbeat the daemon would be dead to its clients.
             logger.exception("the periodic work failed")
@@ -256,7 +291,9 @@ async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> 
         logger.error("closing the region failed: %s", error)
 
 
-async def _banner(config: Config, server: Server, long_tier: LongTier | None) -> None:
+async def _banner(
+    config: Config, server: Server, long_tier: LongTier | None, watch: Watch | None
+) -> None:
     lines = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
@@ -279,6 +316,8 @@ async def _banner(config: Config, server: Server, long_tier: LongTier | None) ->
             f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
             f"from {stats.recovery.source}"
         )
+    if watch is not None:
+        lines.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
     lines += [f"  note     {note}" for note in server.notes]
     lines += [
         f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tablespace.shared import checksum_many
 
@@ -120,6 +120,7 @@ class LongTier:
         self.reads_waiting = 0
         self.failure: str | None = None
         self.resized_from: int | None = None
+        self.disk_look: asyncio.Future[Any] | None = None
         self.evict_policy = "lru"
         self.recover = "salvage"
         self.quotas = Quotas(slot_bytes)

@@ -143,9 +143,10 @@ async def _purge_whole(cache: Cache, selection: Selection, zero: bool) -> Taken:
         freed = Freed()
         if cache.long is not None:
             freed = await cache.long.on_writer(cache.long.purge, selection, zero=zero)
+    on_disk = cache.long.census.usage() if cache.long is not None else {}
     for prefix, space in names.by_prefix().items():
         meant = selection.prefixes is None or prefix in selection.prefixes
-        if meant and not cache.memory.blocks_of(space):
+        if meant and prefix not in on_disk and not cache.memory.blocks_of(space):
             space.stored = False
             names.forget(space)
     if cache.long is not None:
@@ -199,8 +200,11 @@ def _in_memory(cache: Cache, selection: Selection) -> list[Block]:
 def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
     """Take blocks out of memory and return how many bytes were overwritten."""
     zeroed = 0
+    if not zero:
+        cache.memory.remove_many(list(blocks))
     for block in blocks:
-        cache.memory.remove(block)
+        if zero:
+            cache.memory.remove(block)
         block.resolve(None)
         if zero and cache.memory.is_free(block.slot):
             # Not one that a disk call or a reader still holds: its bytes are somebody's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvd.results import Choices, NamespaceUse, PathHealth, Status, TierUse
 from kvd.version import __version__
 from tablespace import StoreStats, TablespaceError
 
+DISK_TIMEOUT_S = 5.0
 SOFT_PRESSURE = 0.9  # --watermark's default: where background eviction begins.
 
 
@@ -95,7 +97,9 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         store = await long_tier.on_index(long_tier.stats)
     except (TablespaceError, OSError) as error:
         problem = problem or str(error)
-    disk = await long_tier.on_reader(Disk, [long_tier.directory])
+    disk = await _look_at_disk(long_tier)
+    if disk is None:
+        problem = problem or f"the disk did not answer within {DISK_TIMEOUT_S:g} s"
     tiers["long"] = TierUse(
         long_tier.counters.hits,
         long_tier.counters.misses,
@@ -118,6 +122,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         tiers=tiers,
         notes=notes,
         disk=disk,
+        budget_bytes=long_tier.max_bytes,
         quotas=long_tier.quotas.limits,
         dropped=memory.counters.dropped + counters.dropped,
         rejected=rejected,
@@ -131,6 +136,20 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         policy=long_tier.evict_policy,
         recover=long_tier.recover,
     )
+
+
+async def _look_at_disk(long_tier: LongTier) -> Disk | None:
+    """Return what the disk tells; None when it does not, as a mount that hangs.
+
+    One look at a time: those that hang would take every reading thread.
+    """
+    look = long_tier.disk_look
+    if look is None or look.done():
+        look = long_tier.on_reader(Disk, [long_tier.directory])
+        long_tier.disk_look = look
+    done, _ = await asyncio.wait([look], timeout=DISK_TIMEOUT_S)
+    found: Disk | None = look.result() if done else None
+    return found
 
 
 def status_of_regions(
@@ -181,6 +200,7 @@ def _status(
     state: str,
     tiers: dict[str, TierUse],
     disk: Disk | None = None,
+    budget_bytes: int = 0,
     pid: int | None = None,
     uptime_s: float | None = None,
     notes: Sequence[str] = (),
@@ -198,7 +218,7 @@ def _status(
     recover: str = "",
 ) -> Status:
     used = sum(used_bytes(store) for store in stores)
-    max_bytes = max(disk.max_bytes if disk is not None else 0, used)
+    max_bytes = max(disk.max_bytes if disk is not None else budget_bytes, used)
     fraction = used / max_bytes if max_bytes else 0.0
     by_name = named(usage, names)
     evicted = sum(store.evictions * store.slot_bytes for store in stores)
