@@ -171,8 +171,9 @@ async def _serve(
     notes = list(config.notes)
     if cache.namespaces.damage is not None:
         notes.append(cache.namespaces.damage)
-    if long_tier is not None:
-        long_tier.quotas.take(await long_tier.on_writer(quotas.load, long_tier.directory))
+    if cache.quotas is not None:
+        first = cache.tiers[0]
+        cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)

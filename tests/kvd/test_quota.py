@@ -150,7 +150,7 @@ def test_the_writer_keeps_a_quota_whatever_it_is_asked_for(on_rig):
     """Blocks whose copy on disk went are offered anew, past the request that is refused."""
 
     async def scenario(rig):
-        rig.long.quotas.take({"m": 2 * 4096})
+        rig.cache.quotas.take({"m": 2 * 4096})
         prefix = disk_prefix("m")
 
         def item(key, value):
@@ -164,7 +164,7 @@ def test_the_writer_keeps_a_quota_whatever_it_is_asked_for(on_rig):
         # A replacement takes no more than what it replaces.
         outcomes = await rig.long.on_writer(rig.long.write, [item(b"0", b"other")], [])
         assert outcomes == [Outcome.DURABLE]
-        assert rig.long.counters.rejected == 4
+        assert rig.long.ledger.rejected_writes == 4
         assert len(rig.long.store) == 2
 
     on_rig(scenario)
@@ -172,11 +172,11 @@ def test_the_writer_keeps_a_quota_whatever_it_is_asked_for(on_rig):
 
 def test_what_waits_under_a_quota_is_forgotten_as_it_is_written(on_rig):
     async def scenario(rig):
-        rig.long.quotas.take({"m": 1 << 19})
+        rig.cache.quotas.take({"m": 1 << 19})
         for number in range(40):
             assert rig.put(b"%d" % number, b"v") == "stored"
             assert (await rig.cache.flush(rig.session, 20)).pending == 0
-        rig.long.quotas.take({"m": 40 * 4096})
+        rig.cache.quotas.take({"m": 40 * 4096})
         assert rig.put(b"over", b"v") == "quota"
         assert rig.put(b"3", b"v") == "refreshed"
         assert await rig.cache.delete("m", [b"3"]) == 1
@@ -191,7 +191,7 @@ def test_a_block_on_its_way_is_counted_once(on_rig):
     of a quota was refused now and then."""
 
     async def scenario(rig):
-        rig.long.quotas.take({"m": 2 * 4096})
+        rig.cache.quotas.take({"m": 2 * 4096})
         gate = rig.gate("write")
         assert rig.put(b"1", b"v") == "stored"
         await gate.wait_entered()

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import kvd.status
-from kvd.status import Disk, status_of_daemon
+from kvd.status import look_at_disk, status_of_daemon
 
 SLOT = 65536
 BUDGET = 16 << 20
@@ -268,13 +268,13 @@ def test_a_disk_that_hangs_holds_up_no_status(on_rig, monkeypatch):
     """And asking again takes no second thread from the reads."""
     hang, calls = threading.Event(), []
 
-    def hanging(directories):
-        calls.append(directories)
+    def hanging(directory):
+        calls.append(directory)
         assert hang.wait(20)
-        return Disk(directories)
+        return look_at_disk(directory)
 
     async def scenario(rig):
-        monkeypatch.setattr(kvd.status, "Disk", hanging)
+        monkeypatch.setattr(kvd.status, "look_at_disk", hanging)
         monkeypatch.setattr(kvd.status, "DISK_TIMEOUT_S", 0.05)
         await rig.only_on_disk({b"k": b"v"})
         for _ in range(5):
