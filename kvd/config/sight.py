@@ -60,5 +60,7 @@ class Sight:
 
 
 def settle(values: Values) -> list[str]:
-    """Nothing here depends on other flags."""
+    """Check what belongs together."""
+    if values["json"] and not values["check"]:
+        raise values.wrong("json", "goes with --check; --log-format json is for the log")
     return []
