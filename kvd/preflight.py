@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     """Check, print, and return 1 when the daemon would not start."""
     findings: list[Finding] = []
     try:
-        config: Config | None = parse([each for each in arguments if each != "--json"])
+        config: Config | None = parse(arguments)
         findings.append(Finding("flags", OK, "every flag has a possible value"))
     except ConfigError as error:
         config = None

@@ -31,6 +31,7 @@ from kvd.protocol import Message
 from kvd.reports import gather
 from kvd.results import Stats
 from kvd.session import RESERVATION_S, Session
+from kvd.sizing import Sizing
 from kvd.version import __version__
 
 MAX_SESSIONS = 1024
@@ -57,6 +58,7 @@ class Server:
         self.arena = arena
         self.cache = cache
         self.notes = notes
+        self.sizing = Sizing(arena.data_bytes, notes)
         self.sessions: dict[int, Session] = {}
         self.connections: set[Connection] = set()
         self.errors = 0
@@ -336,6 +338,7 @@ class Connection(asyncio.Protocol):
             server.next_session_id(), request.client[:256], request.engine, self._pid
         )
         server.sessions[self._session.id] = self._session
+        server.sizing.announced(self._session.client, request.l1_bytes)
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
         self._pidfd = _pidfd(self._pid)

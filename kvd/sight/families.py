@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,6 +22,7 @@ from prometheus_client.registry import Collector
 from kvd import protocol
 from kvd.durations import BOUNDS_S, Histogram, RequestTimes
 from kvd.results import Stats
+from kvd.sight.descriptions import describe
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MAX_NAMES = 100  # Of one metric's label: the largest; a name is a client's to choose.
@@ -57,6 +60,44 @@ def render(stats: Stats, times: RequestTimes, moves: Mapping[str, Histogram]) ->
     ProcessCollector(registry=registry)
     registry.register(_Once([*_of_stats(stats.to_dict()), *_of_times(times, moves)]))
     return generate_latest(registry)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One metric, for the documents."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def exported() -> list[Exported]:
+    """Return every metric that a daemon exports, as its types say, without a daemon."""
+    families = [*_of_stats(_zeros(Stats)), *_of_times(RequestTimes([]), {})]
+    found = []
+    for family in families:
+        if family.type != "info":
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels = tuple(family._labelnames)  # type: ignore[attr-defined]
+            found.append(Exported(name, family.type, labels, family.documentation))
+    return found
+
+
+def _zeros(struct: Any) -> dict[str, Any]:
+    """Return a document of a struct's type: 0 for numbers, nothing for the rest."""
+    document: dict[str, Any] = {}
+    for field in msgspec.inspect.type_info(struct).fields:  # type: ignore[attr-defined]
+        kind = field.type
+        if isinstance(kind, msgspec.inspect.StructType):
+            document[field.name] = _zeros(kind.cls)
+        elif isinstance(kind, msgspec.inspect.DictType):
+            document[field.name] = {}
+        elif isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.ListType):
+            document[field.name] = ""
+        else:
+            document[field.name] = 0
+    return document
 
 
 class _Once(Collector):
@@ -112,7 +153,7 @@ def _sample(
     family = families.get(full)
     if family is None:
         kind = CounterMetricFamily if counts else GaugeMetricFamily
-        family = families[full] = kind(full, f"{field} of STATS.", labels=sorted(labels))
+        family = families[full] = kind(full, describe(field), labels=sorted(labels))
     family.add_metric([labels[key] for key in sorted(labels)], value)  # type: ignore[attr-defined]
 
 
