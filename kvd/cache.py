@@ -236,7 +236,7 @@ class Cache:
         """Remove keys from every tier; return how many any tier had."""
         namespace = self.namespaces.look(name)
         keys = list(dict.fromkeys(keys))
-        removed = [self._forget(namespace, key) for key in keys]
+        removed = self._forget(namespace, keys)
         self.counters.deletes += len(keys)
         if self.long is None:
             return sum(removed)
@@ -265,8 +265,8 @@ class Cache:
         blocks = self.memory.blocks_of(namespace)
         counted = frozenset(block.disk_key for block in blocks)
         size_bytes = sum(block.length for block in blocks)
+        self.memory.remove_many(blocks)
         for block in blocks:
-            self.memory.remove(block)
             block.resolve(None)
         if self.long is None:
             return Cleared(len(blocks), size_bytes)
@@ -281,15 +281,17 @@ class Cache:
             self.namespaces.forget(namespace)
         return Cleared(len(blocks) + on_disk.entries, size_bytes + on_disk.bytes)
 
-    def _forget(self, namespace: Namespace, key: bytes) -> bool:
+    def _forget(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
+        """Take keys out of memory; return which were there."""
         if self._promoter is not None:
-            self._promoter.void(namespace, key)
-        block = self.memory.find(namespace, key)
-        if block is None:
-            return False
-        self.memory.remove(block)
-        block.resolve(None)
-        return True
+            for key in keys:
+                self._promoter.void(namespace, key)
+        found = [self.memory.find(namespace, key) for key in keys]
+        blocks = [block for block in found if block is not None]
+        self.memory.remove_many(blocks)
+        for block in blocks:
+            block.resolve(None)
+        return [block is not None for block in found]
 
     def _write_short_ahead(self) -> None:
         """Write the short blocks that would be evicted next, so that their slots are free."""
@@ -300,8 +302,9 @@ class Cache:
                 return
 
     def tick(self) -> None:
-        """Do what is due now and then: expiry, slots that the disk let go of."""
+        """Do what is due now and then: expiry, slots that clients or the disk let go of."""
         self.memory.sweep(SWEEP_BLOCKS)
+        self.memory.reclaim()
         if self._promoter is not None:
             self._promoter.reclaim()
 

@@ -203,6 +203,7 @@ async def _serve(
         watch.stopping()
     listening.withdraw()
     listener.close()
+    arena.fall_silent()
     server.close_connections()
     await _drain(cache, long_tier, config.drain_timeout_s)
     ticker.cancel()

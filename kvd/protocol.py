@@ -23,6 +23,9 @@ named once in a request. A
 value copied from the arena counts only if the slot's sequence equals `version` before and
 after the copy; else the client asks again.
 
+Whoever mapped the arena looks in its index first (`kvd.local_index`) and asks for the rest.
+For that, a reply about a namespace names its id there (`space`).
+
 Storing
 -------
 BATCH_SET carries the bytes. RESERVE gives slots to write into and COMMIT publishes them with
@@ -256,6 +259,14 @@ Request = (
 )
 
 
+class LaneInfo(msgspec.Struct):
+    """The geometry of the session's lane."""
+
+    bytes: int
+    leases: int
+    touches: int
+
+
 class ArenaInfo(msgspec.Struct):
     """The geometry of the memfds, which the client checks against what it maps."""
 
@@ -264,6 +275,7 @@ class ArenaInfo(msgspec.Struct):
     slot_bytes: int
     index_bytes: int
     data_bytes: int
+    lane: LaneInfo | None = None
 
 
 class HelloAck(Message, tag="HELLO_ACK"):
@@ -279,6 +291,9 @@ class HelloAck(Message, tag="HELLO_ACK"):
     max_value_bytes: int
     reservation_s: float
     arena: ArenaInfo | None
+
+
+ARENA_FDS = ["index", "data", "lane"]
 
 
 class Arena(Message, tag="ARENA"):
@@ -299,7 +314,13 @@ class Hit(msgspec.Struct, array_like=True):
     data: bytes | None = None
 
 
-class Found(Message, tag="FOUND"):
+class AboutNamespace(Message, kw_only=True):
+    """A reply about one namespace, with its id (`space`) in the shared index; 0 is none."""
+
+    space: Count = 0
+
+
+class Found(AboutNamespace, tag="FOUND"):
     """The answer to GET and BATCH_GET: one entry per key."""
 
     hits: list[Hit | None]
@@ -314,19 +335,19 @@ class Grant(msgspec.Struct, array_like=True):
     reservation: int = 0
 
 
-class Granted(Message, tag="GRANTED"):
+class Granted(AboutNamespace, tag="GRANTED"):
     """The answer to RESERVE."""
 
     grants: list[Grant]
 
 
-class StoredReply(Message, tag="STORED"):
+class StoredReply(AboutNamespace, tag="STORED"):
     """The answer to SET, BATCH_SET and COMMIT: one word per item."""
 
     results: list[str]
 
 
-class Presence(Message, tag="PRESENCE"):
+class Presence(AboutNamespace, tag="PRESENCE"):
     """The answer to EXISTS."""
 
     present: list[bool]
@@ -338,7 +359,7 @@ class Located(Message, tag="LOCATED"):
     locations: list[Location]
 
 
-class Counted(Message, tag="COUNTED"):
+class Counted(AboutNamespace, tag="COUNTED"):
     """The answer to MATCH_PREFIX, TOUCH, DELETE and CANCEL."""
 
     count: int

@@ -65,6 +65,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
     slots_free: int
     slots_reserved: int
     slots_quarantined: int
+    slots_held: int
     bytes_in: int
     bytes_out: int
     pinned: bool
