@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -132,7 +133,7 @@ async def _run_watched(
             config.long_path, config.long_bytes, config.slot_bytes, config.io_mode
         )
         try:
-            await long_tier.on_writer(long_tier.open_region)
+            await opened(long_tier.on_writer(long_tier.open_region), long_tier.region)
         except BaseException:
             long_tier.shut_down()
             raise
@@ -141,6 +142,18 @@ async def _run_watched(
     finally:
         if long_tier is not None:
             long_tier.shut_down()
+
+
+async def opened(opening: asyncio.Future[None], region: Path, every_s: float = 5.0) -> None:
+    """Wait for a region to be open, and say now and then that it takes its time."""
+    started = time.monotonic()
+    while not (await asyncio.wait([opening], timeout=every_s))[0]:
+        logger.info(
+            "still opening %s: %.0f s; clients are served after that",
+            region,
+            time.monotonic() - started,
+        )
+    opening.result()
 
 
 async def _serve(

@@ -10,7 +10,7 @@ import msgspec
 
 from kvd.client import Client
 from kvd.errors import UnavailableError
-from kvd.results import Stats
+from kvd.results import MemoryStats, Stats
 from tablespace import format_size
 
 
@@ -19,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvd statctl", description=__doc__)
     parser.add_argument("--socket", metavar="PATH", help="default: as the client's")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument(
+        "--block-tokens", type=int, metavar="N", help="say how many tokens fit, N to a block"
+    )
     flags = parser.parse_args(argv)
     with Client(flags.socket, map_arena=False) as client:
         try:
@@ -34,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["no_hits_reason"] = reason
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
     else:
-        sys.stdout.write("\n".join(_lines(stats, reason)) + "\n")
+        lines = _lines(stats, reason)
+        if flags.block_tokens is not None:
+            lines[-1:-1] = [_tokens(stats, flags.block_tokens)]
+        sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
@@ -84,6 +90,7 @@ def _lines(stats: Stats, reason: str | None) -> list[str]:
         ("memory.entries", memory.entries),
         ("memory.bytes", f"{memory.value_bytes} ({format_size(memory.value_bytes)})"),
         ("memory.slots", f"{memory.slots_free} free of {memory.slots} x {memory.slot_bytes}"),
+        ("memory.slack_bytes", _slack_bytes(memory)),
         ("memory.no_room", memory.no_room),
         ("memory.corrupt", memory.corrupt),
     ]
@@ -111,6 +118,19 @@ def _lines(stats: Stats, reason: str | None) -> list[str]:
     if reason is not None:
         lines.append(f"\n0 hits: {reason}")
     return lines
+
+
+def _slack_bytes(memory: MemoryStats) -> int:
+    """Return what values leave unused of the slots they are in."""
+    return memory.entries * memory.slot_bytes - memory.value_bytes
+
+
+def _tokens(stats: Stats, block_tokens: int) -> str:
+    memory = stats.memory.slots * block_tokens
+    text = f"{memory} in memory"
+    if stats.long.enabled:
+        text += f", {stats.long.capacity_slots * block_tokens} on disk"
+    return f"{'tokens that fit':<22} {text}, with blocks of {block_tokens}"
 
 
 def _reasons(stats: Stats) -> str:

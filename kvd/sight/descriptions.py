@@ -30,6 +30,7 @@ DESCRIPTIONS = {
     "slots_populated": "Slots that have their pages.",
     "slots_free": "Slots free.",
     "slots_reserved": "Slots being written by clients or by a promotion.",
+    "slots_held": "Slots evicted that a lease of a client still holds.",
     "slots_quarantined": "Slots out of use until a client's process ends or a read completes.",
     "bytes_in": "Bytes of values stored.",
     "bytes_out": "Bytes of values found.",
