@@ -14,7 +14,7 @@ from kvd.config import GROUPS
 from kvd.config.command_line import COMMAND_LINE_ONLY
 from kvd.config.flag import flags_of
 from kvd.config.names import OLD_PREFIX, OLD_VARIABLES
-from kvd.sight.families import Exported, exported
+from kvd.sight.exported import Exported, exported
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GENERATED = "This page is written by `python tools/write_reference.py`."

@@ -276,3 +276,15 @@ def test_statctl_says_how_many_tokens_fit_and_the_slack(running):
     assert done.returncode == 0
     assert f"{128 * 512} in memory, {256 * 512} on disk" in done.stdout
     assert f"memory.slack_bytes     {65536 - 1000}" in done.stdout
+
+
+def test_nothing_is_warned_about_when_all_is_well(daemons):
+    """A peer warned at start of a setting that was lost when it was not."""
+    daemon = daemons(disk=False).start()
+    with daemon.client(engine="vllm", l1_bytes=1 << 20, block_bytes=65536) as client:
+        assert client.namespace("m").put(b"k", b"v")
+        notes = client.stats().notes
+    assert daemon.stop() == 0
+    assert "WARNING" not in daemon.log
+    assert "ERROR" not in daemon.log
+    assert [note for note in notes if "pinned" not in note] == []

@@ -356,3 +356,41 @@ class TestServiceManager:
         notifier.ready("x")
         notifier.stopping()
         assert caplog.text.count("NOTIFY_SOCKET") == 1
+
+
+def test_what_is_added_to_stats_is_exported_without_more_code():
+    """Lists of paths, mappings and nested structs, as numbers come to lie in STATS."""
+    import msgspec
+
+    from kvd.results import LongStats, Stats
+    from kvd.sight.exported import _zero
+    from kvd.sight.families import MAX_NAMES, stats_families
+
+    class Path(msgspec.Struct):
+        path: str
+        entries: int
+        state: str
+        lag: int | None = None
+
+    class More(LongStats, frozen=True):
+        paths: list[Path] = msgspec.field(default_factory=list)
+        dropped_by: dict[str, int] = msgspec.field(default_factory=dict)
+
+    paths = [Path("/a", 1, "up"), Path("/b", 2, "up", 3)]
+    dropped = {f"reason {number}": number for number in range(MAX_NAMES + 5)}
+    fields = {name: getattr(_zero(LongStats), name) for name in LongStats.__struct_fields__}
+    long = More(**{**fields, "paths": paths, "dropped_by": dropped})
+    families = {
+        family.name: family
+        for family in stats_families(msgspec.structs.replace(_zero(Stats), long=long))
+    }
+    entries = families["kvd_tier_paths_entries"]
+    assert [(sample.labels, sample.value) for sample in entries.samples] == [
+        ({"path": "/a", "tier": "long"}, 1),
+        ({"path": "/b", "tier": "long"}, 2),
+    ]
+    assert [sample.value for sample in families["kvd_tier_paths_lag"].samples] == [3]
+    by_reason = families["kvd_tier_dropped_by"]
+    assert by_reason.type == "counter"
+    assert len(by_reason.samples) == MAX_NAMES
+    assert min(sample.value for sample in by_reason.samples) == 5

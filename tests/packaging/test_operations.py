@@ -13,7 +13,7 @@ from kvd.config import all_flags
 from kvd.config.command_line import COMMAND_LINE_ONLY
 from kvd.config.file import read_file
 from kvd.config.names import flag_of_variable
-from kvd.sight.families import exported
+from kvd.sight.exported import exported
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -51,7 +51,7 @@ def live(tmp_path_factory):
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name.startswith("kvd_")
-    }
+    } | set(re.findall(r"^# TYPE (kvd_\w+)", text, re.M))
 
 
 def whole(names):
