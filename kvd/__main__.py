@@ -8,9 +8,15 @@ from collections.abc import Sequence
 
 # Imported only when called: serving needs none of them, and none needs the server.
 COMMANDS = {
+    "classify": "kvd.commands.classify",
     "demo": "kvd.demo",
+    "purge": "kvd.commands.purge",
+    "quota": "kvd.commands.quota",
     "replay": "kvd.replay",
     "statctl": "kvd.statctl",
+    "status": "kvd.commands.status",
+    "top": "kvd.commands.top",
+    "verdict": "kvd.commands.verdict",
 }
 
 

@@ -6,7 +6,9 @@ Requests that memory can answer are plain calls; those that need the long tier a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator, Sequence
 
 from kvd import protocol
 from kvd.block import Block
@@ -240,22 +242,13 @@ class Cache:
         self.counters.deletes += len(keys)
         if self.long is None:
             return sum(removed)
-        for key in keys:
-            namespace.deleting[key] = namespace.deleting.get(key, 0) + 1
+        disk_keys = [namespace.prefix + key for key in keys]
         try:
-            on_disk = await self.long.on_writer(
-                self.long.delete, [namespace.prefix + key for key in keys]
-            )
+            # Not after a failure: the caller was told, and what is stored next must be found.
+            with self.deleting_on_disk([(namespace, key) for key in keys]):
+                on_disk = await self.long.on_writer(self.long.delete, disk_keys)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
-        finally:
-            # Also after a failure: the caller was told, and what is stored next must be found.
-            for key in keys:
-                left = namespace.deleting[key] - 1
-                if left:
-                    namespace.deleting[key] = left
-                else:
-                    del namespace.deleting[key]
         return sum(here or there for here, there in zip(removed, on_disk, strict=True))
 
     async def clear(self, name: str) -> Cleared:
@@ -280,6 +273,32 @@ class Cache:
         if not self.memory.blocks_of(namespace):
             self.namespaces.forget(namespace)
         return Cleared(len(blocks) + on_disk.entries, size_bytes + on_disk.bytes)
+
+    @contextlib.contextmanager
+    def deleting_on_disk(self, marked: Sequence[tuple[Namespace, bytes]]) -> Iterator[None]:
+        """Let what the long tier has under these keys not count meanwhile."""
+        for space, key in marked:
+            space.deleting[key] = space.deleting.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            for space, key in marked:
+                left = space.deleting[key] - 1
+                if left:
+                    space.deleting[key] = left
+                else:
+                    del space.deleting[key]
+
+    def void(self, marked: Sequence[tuple[Namespace, bytes]]) -> list[Block]:
+        """Make reads under way for keys publish nothing; return the blocks memory has of them."""
+        blocks: list[Block] = []
+        for space, key in marked:
+            if self._promoter is not None:
+                self._promoter.void(space, key)
+            block = self.memory.find(space, key)
+            if block is not None:
+                blocks.append(block)
+        return blocks
 
     def _forget(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
         """Take keys out of memory; return which were there."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
@@ -173,6 +174,10 @@ async def _serve(
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
     notes = [*config.notes, *start_warnings(config)]
+    if cache.namespaces.damage is not None:
+        notes.append(cache.namespaces.damage)
+    if long_tier is not None:
+        long_tier.quotas.take(await long_tier.on_writer(quotas.load, long_tier.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)
@@ -203,6 +208,7 @@ async def _serve(
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
     notifier = Notifier()
     ticker = loop.create_task(_tick(server, notifier))
+    loop.add_signal_handler(signal.SIGHUP, lambda: server.run(_reload_quotas(cache)))
     listening.announce()
     if watch is not None:
         watch.serving(server)
@@ -262,6 +268,14 @@ async def _tick(server: Server, notifier: Notifier) -> None:
             # Without its heartbeat the daemon would be dead to its clients.
             logger.exception("the periodic work failed")
         await asyncio.sleep(TICK_S)
+
+
+async def _reload_quotas(cache: Cache) -> None:
+    try:
+        limits = await quota_requests.reload(cache)
+        logger.info("SIGHUP: %d quotas hold from now on", len(limits))
+    except Exception as error:
+        logger.error("SIGHUP: %s", error)
 
 
 async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from kvd import protocol
+from kvd import protocol, purging, quota_requests
 from kvd.errors import ProtocolError
 from kvd.protocol import Message
 from kvd.storing import Keep
@@ -151,6 +151,19 @@ def _namespaces(server: Server, session: Session, request: protocol.NamespacesRe
     return protocol.NamespacesReply(id=request.id, names=server.cache.namespaces.names())
 
 
+async def _purge(server: Server, session: Session, request: protocol.Purge) -> Message:
+    return protocol.PurgedReply(id=request.id, purged=await purging.purge(server.cache, request))
+
+
+async def _quota(server: Server, session: Session, request: protocol.Quota) -> Message:
+    quotas = await quota_requests.answer(server.cache, request)
+    return protocol.QuotasReply(id=request.id, quotas=quotas)
+
+
+async def _status(server: Server, session: Session, request: protocol.StatusRequest) -> Message:
+    return protocol.StatusReply(id=request.id, status=await server.status())
+
+
 HANDLERS: dict[type[Message], Handler] = {
     protocol.Get: _get,
     protocol.BatchGet: _batch_get,
@@ -168,4 +181,7 @@ HANDLERS: dict[type[Message], Handler] = {
     protocol.Flush: _flush,
     protocol.StatsRequest: _stats,
     protocol.NamespacesRequest: _namespaces,
+    protocol.Purge: _purge,
+    protocol.Quota: _quota,
+    protocol.StatusRequest: _status,
 }

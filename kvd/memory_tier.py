@@ -104,6 +104,10 @@ class MemoryTier:
         """Return how many slots wait for the end of a lease on a block that left."""
         return len(self._held)
 
+    def is_free(self, slot: int) -> bool:
+        """Return whether a slot was the last to become free: nobody has it."""
+        return bool(self._free) and self._free[-1] == slot
+
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""
         self._free.extend(range(first + count - 1, first - 1, -1))

@@ -1,5 +1,7 @@
 """The wire protocol: frames, messages, error codes.
 
+Long because one decoder knows every message, and they are read side by side.
+
 Frames
 ------
 A frame is a 4-byte big-endian length and that many bytes of MessagePack: one map whose `op`
@@ -31,7 +33,8 @@ Storing
 BATCH_SET carries the bytes. RESERVE gives slots to write into and COMMIT publishes them with
 their keys and checksums; CANCEL gives them back. Every item is answered by one word:
 `stored`, `refreshed` (was present), or why not: `no_room`, `too_large`, `retention_none`,
-`expired` (a reservation kept too long), `unknown_reservation`.
+`expired` (a reservation kept too long), `unknown_reservation`, `quota` (its namespace's quota is
+used up).
 
 Errors
 ------
@@ -39,7 +42,7 @@ ERROR carries a stable `code`: `malformed` (not MessagePack, or no map with `op`
 `unknown_op`, `bad_request` (wrong types or values), `frame_too_large` (the connection is
 closed after it), `hello_required`, `version_unsupported`, `limit` (too many connections or
 namespaces, or more values asked for inline than fit a reply), `unavailable` (the long tier
-could not be asked), `internal`.
+could not be asked), `unknown_namespace` (PURGE, QUOTA), `no_long_tier` (QUOTA), `internal`.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ import msgspec
 
 from kvd.errors import ProtocolError
 from kvd.frames import HEADER
-from kvd.results import Cleared, Flushed, Location, Stats
+from kvd.results import Cleared, Flushed, Location, Purged, Stats, Status
 
 VERSIONS = (1,)
 MAX_BATCH_KEYS = 4096  # A 2M-token prompt in 512-token blocks; bounds one pass of the loop.
@@ -75,6 +78,7 @@ TOO_LARGE = "too_large"
 RETENTION_NONE = "retention_none"
 EXPIRED = "expired"
 UNKNOWN_RESERVATION = "unknown_reservation"
+QUOTA = "quota"
 RESERVED = "reserved"
 
 
@@ -236,6 +240,29 @@ class NamespacesRequest(Message, tag="NAMESPACES"):
     """Ask for the names known to the daemon."""
 
 
+class Purge(Message, tag="PURGE"):
+    """Remove a namespace, or everything, or temporary files left behind; exactly one of them."""
+
+    namespace: Name | None = None
+    all: bool = False
+    tmp: bool = False
+    older_than_s: Seconds | None = None
+    dry_run: bool = False
+    zero: bool = False
+
+
+class Quota(Message, tag="QUOTA"):
+    """Ask for the quotas, set one, or (`limit_bytes` nil) remove one."""
+
+    action: Literal["list", "set", "remove", "reload"] = "list"
+    namespace: Name | None = None
+    limit_bytes: Count | None = None
+
+
+class StatusRequest(Message, tag="STATUS"):
+    """Ask how full the long tier is and how it fares."""
+
+
 Request = (
     Hello
     | Bye
@@ -256,6 +283,9 @@ Request = (
     | Flush
     | StatsRequest
     | NamespacesRequest
+    | Purge
+    | Quota
+    | StatusRequest
 )
 
 
@@ -389,6 +419,24 @@ class NamespacesReply(Message, tag="NAMESPACES_REPLY"):
     names: list[str]
 
 
+class PurgedReply(Message, tag="PURGED"):
+    """The answer to PURGE."""
+
+    purged: Purged
+
+
+class QuotasReply(Message, tag="QUOTAS"):
+    """The answer to QUOTA: every quota, in bytes by name."""
+
+    quotas: dict[str, int]
+
+
+class StatusReply(Message, tag="STATUS_REPLY"):
+    """The answer to STATUS."""
+
+    status: Status
+
+
 class Ok(Message, tag="OK"):
     """The answer to PING and BYE."""
 
@@ -413,6 +461,9 @@ Reply = (
     | FlushedReply
     | StatsReply
     | NamespacesReply
+    | PurgedReply
+    | QuotasReply
+    | StatusReply
     | Ok
     | Error
 )

@@ -30,9 +30,10 @@ from kvd.lanes import Lanes
 from kvd.listening import peer_credentials
 from kvd.protocol import Message
 from kvd.reports import gather
-from kvd.results import Stats
+from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
 from kvd.sizing import Sizing
+from kvd.status import status_of_daemon
 from kvd.version import __version__
 
 MAX_SESSIONS = 1024
@@ -107,6 +108,15 @@ class Server:
             sessions=len(self.sessions),
             engines=sum(1 for session in self.sessions.values() if session.engine),
             errors=self.errors,
+            notes=self.notes,
+        )
+
+    async def status(self) -> Status:
+        """Collect how full the long tier is and how it fares."""
+        return await status_of_daemon(
+            self.cache,
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 3),
             notes=self.notes,
         )
 

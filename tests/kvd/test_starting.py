@@ -259,25 +259,6 @@ def test_a_memory_smaller_than_an_engines_cache_is_advised_against_once(daemons)
     assert daemon.log.count("raise --max-bytes") == 2
 
 
-def test_statctl_says_how_many_tokens_fit_and_the_slack(running):
-    """A peer's documents overstated what fits sevenfold."""
-    with running.client() as client:
-        assert client.namespace("m").put(b"k", bytes(1000))
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "kvd.statctl", "--socket", running.socket),
-                *("--block-tokens", "512"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 0
-    assert f"{128 * 512} in memory, {256 * 512} on disk" in done.stdout
-    assert f"memory.slack_bytes     {65536 - 1000}" in done.stdout
-
-
 def test_nothing_is_warned_about_when_all_is_well(daemons):
     """A peer warned at start of a setting that was lost when it was not."""
     daemon = daemons(disk=False).start()

@@ -18,7 +18,7 @@ from kvd.sight.exported import exported
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 URL = re.compile(r"(http://127\.0\.0\.1:\d+)/ for a browser")
-OF_OTHERS = {"--now"}  # systemctl's.
+OF_OTHERS = {"--now", "--block-tokens"}  # Of systemctl and statctl.
 
 
 @pytest.fixture(scope="module")
