@@ -1,4 +1,4 @@
-"""What each number of STATS means, for the metrics' HELP lines and docs/metrics.md."""
+"""What each number of STATS and of the status means: HELP of the metrics, docs/metrics.md."""
 
 DESCRIPTIONS = {
     "pid": "Process id of the daemon.",
@@ -30,6 +30,8 @@ DESCRIPTIONS = {
     "slots_populated": "Slots that have their pages.",
     "slots_free": "Slots free.",
     "slots_reserved": "Slots being written by clients or by a promotion.",
+    "rejected": "Blocks not written because of a quota or because nothing might be evicted.",
+    "written_never_read_bytes": "Bytes in the region that were written and never read.",
     "slots_held": "Slots evicted that a lease of a client still holds.",
     "slots_quarantined": "Slots out of use until a client's process ends or a read completes.",
     "bytes_in": "Bytes of values stored.",
@@ -54,6 +56,23 @@ DESCRIPTIONS = {
     "samples": "Samples of the percentiles beside it.",
     "p50_us": "Median of the last samples, in microseconds.",
     "p99_us": "99th percentile of the last samples, in microseconds.",
+    "free_bytes": "What is left of the budget.",
+    "usage_fraction": "Used share of the budget.",
+    "soft_pressure": "1 while the budget is so full that eviction begins.",
+    "allocated_bytes": "What the long path takes on its disk, as du counts.",
+    "index_bound_bytes": "The most that index files take beside the budget.",
+    "per_namespace_bytes": "Slots in use, in bytes, by namespace: the largest hundred.",
+    "per_namespace_value_bytes": "Bytes of values on disk, by namespace: the largest hundred.",
+    "quotas": "The quota in bytes, by namespace.",
+    "reclaimed_bytes": "Bytes that eviction freed on disk.",
+    "rejected_writes": "Writes to the long tier that were rejected.",
+    "rejected_by_namespace": "Writes rejected by a quota, by namespace.",
+    "tmp_files": "Temporary files in the long path.",
+    "tmp_files_bytes": "Bytes of temporary files in the long path.",
+    "written_blocks": "Blocks written that are counted as written or read.",
+    "written_bytes": "Bytes of the blocks written.",
+    "written_never_read_blocks": "Blocks in the region that were written and never read.",
+    "read_blocks": "Reads of blocks from the region.",
 }
 
 

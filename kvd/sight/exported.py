@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from kvd.durations import RequestTimes
-from kvd.results import Stats
-from kvd.sight.families import stats_families, time_families
+from kvd.results import Stats, Status
+from kvd.sight.families import stats_families, status_families, time_families
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,12 @@ class Exported:
 def exported() -> list[Exported]:
     """Return every metric but `kvd_info`, in the order of /metrics."""
     found = []
-    for family in [*stats_families(_zero(Stats)), *time_families(RequestTimes([]), {})]:
+    families = [
+        *stats_families(_zero(Stats)),
+        *status_families(_zero(Status)),
+        *time_families(RequestTimes([]), {}),
+    ]
+    for family in families:
         if family.type != "info":
             name = family.name + ("_total" if family.type == "counter" else "")
             labels = tuple(family._labelnames)  # type: ignore[attr-defined]

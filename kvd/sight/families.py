@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from kvd import protocol
 from kvd.durations import BOUNDS_S, Histogram, RequestTimes
-from kvd.results import Stats
+from kvd.results import Stats, Status
 from kvd.sight.descriptions import describe
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -34,9 +34,10 @@ COUNTERS = frozenset(
         *("bytes_written", "blocks_promoted", "bytes_read", "reads_failed", "promotions_no_room"),
         *("reclaimed_bytes", "rejected_writes", "sets_refused", "rejected", "dropped_by"),
         *("admitted", "not_admitted", "scrubbed_values", "scrubbed_bytes", "scrub_damaged"),
-        *("failures", "reopened"),
+        *("failures", "reopened", "rejected_by_namespace"),
     }
 )
+SAID_BY_STATS = frozenset({"version", "pid", "uptime_s", "notes", "tiers", "choices"})
 # What a refused block may be told; a metric is there, and 0, before the first of them.
 REASONS = (
     protocol.NO_ROOM,
@@ -49,7 +50,9 @@ REASONS = (
 Labels = dict[str, str]
 
 
-def render(stats: Stats, times: RequestTimes, moves: Mapping[str, Histogram]) -> bytes:
+def render(
+    stats: Stats, status: Status, times: RequestTimes, moves: Mapping[str, Histogram]
+) -> bytes:
     """Return the text of /metrics.
 
     Parameters
@@ -59,7 +62,8 @@ def render(stats: Stats, times: RequestTimes, moves: Mapping[str, Histogram]) ->
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Once([*stats_families(stats), *time_families(times, moves)]))
+    families = [*stats_families(stats), *status_families(status), *time_families(times, moves)]
+    registry.register(_Once(families))
     return generate_latest(registry)
 
 
@@ -90,6 +94,15 @@ def stats_families(stats: Stats) -> list[Metric]:
             _add(families, words, name, name, value, {})
     about = InfoMetricFamily("kvd", "What was chosen at start.", value=words)
     return [about, *families.values()]
+
+
+def status_families(status: Status) -> list[Metric]:
+    """Return the metrics of a status: the budget, and what each namespace has of it."""
+    families: dict[str, Metric] = {}
+    for field in status.__struct_fields__:
+        if field not in SAID_BY_STATS:
+            _add(families, {}, f"status_{field}", field, getattr(status, field), {})
+    return list(families.values())
 
 
 def _add_struct(
