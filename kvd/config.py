@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tablespace
 from kvd.arena_layout import PAGE_BYTES
 from kvd.errors import ConfigError
 from kvd.machine_memory import free_bytes
+from kvd.peers import Access
 from kvd.socket_path import default_socket
 from kvd.version import __version__
 from tablespace import format_size
@@ -40,6 +41,7 @@ class Config:
     log_level: str
     drain_timeout_s: float
     notes: tuple[str, ...] = ()
+    access: Access = field(default_factory=Access)
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -74,6 +76,7 @@ def parse(argv: Sequence[str]) -> Config:
             f"advice: the long tier ({format_size(long_bytes)}) is smaller than memory "
             f"({format_size(max_bytes)}), so it will churn; raise --long-bytes"
         )
+    access = Access.of_flags(flags.allow_uid, flags.allow_gid)
     return Config(
         socket=flags.socket or default_socket(),
         max_bytes=max_bytes,
@@ -83,7 +86,8 @@ def parse(argv: Sequence[str]) -> Config:
         io_mode=flags.io_mode,
         log_level=flags.log_level,
         drain_timeout_s=_seconds("--drain-timeout", flags.drain_timeout),
-        notes=tuple(notes),
+        notes=tuple(notes + access.notes()),
+        access=access,
     )
 
 
@@ -101,6 +105,21 @@ def _parser() -> argparse.ArgumentParser:
         "--socket",
         metavar="PATH",
         help="Unix socket (default: /var/run/kvd.sock, or $XDG_RUNTIME_DIR/kvd.sock)",
+    )
+    serving.add_argument(
+        "--allow-uid",
+        metavar="USER",
+        action="append",
+        default=[],
+        help="also serve this user, by number or name; repeat it or use commas (default: only "
+        "the daemon's own)",
+    )
+    serving.add_argument(
+        "--allow-gid",
+        metavar="GROUP",
+        action="append",
+        default=[],
+        help="also serve members of this group; the socket's mode is then 0660",
     )
     serving.add_argument("--log-level", choices=LOG_LEVELS, default="info")
     serving.add_argument(

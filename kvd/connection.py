@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 
-from kvd import protocol
+from kvd import codec, protocol
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
 from kvd.mapping import ArenaMapping
@@ -68,9 +68,10 @@ class Connection:
 
     Attributes
     ----------
-    writers : set
-        Who copies into slots that this session reserved. The client's lock guards it and
-        `closing`: once that is set nobody is added.
+    mapping : ArenaMapping or None
+        None where it was not asked for, or could not be had.
+    inline_because : str or None
+        Why it could not be had.
 
     Notes
     -----
@@ -79,11 +80,7 @@ class Connection:
 
     def __init__(self, path: str, hello: protocol.Hello, deadline: float) -> None:
         self.mapping: ArenaMapping | None = None
-        self.accepted_long = 0
-        self.confirmed_durable = 0
-        self.confirmed_dropped = 0
-        self.writers: set[object] = set()
-        self.closing = False
+        self.inline_because: str | None = None
         self._ids = itertools.count(1)
         self._send_lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -138,7 +135,7 @@ class Connection:
         """
         request_id = next(self._ids)
         request.id = request_id
-        frame = protocol.encode(request)
+        frame = codec.encode(request)
         waiter = _Waiter()
         started = time.monotonic()
         try:
@@ -226,11 +223,7 @@ class Connection:
                 raise ConnectionResetError("end of stream")
             self._received_at = time.monotonic()
             for body in self._frames.feed(data):
-                message = protocol.decode_reply(body)
-                waiter = self._waiting.get(message.id)
-                if waiter is not None:
-                    waiter.reply = message
-                    waiter.wake()
+                self._deliver(codec.decode_reply(body))
         except TimeoutError:
             raise
         except (OSError, ProtocolError) as error:
@@ -240,6 +233,12 @@ class Connection:
             # Bytes may be lost that were taken: before the lock is free, break the connection.
             self.close("receiving was interrupted")
             raise
+
+    def _deliver(self, message: Message) -> None:
+        waiter = self._waiting.get(message.id)
+        if waiter is not None:
+            waiter.reply = message
+            waiter.wake()
 
     def _wake_all(self) -> None:
         for waiter in list(self._waiting.values()):
@@ -281,8 +280,11 @@ class Connection:
 
     def _open(self, hello: protocol.Hello, deadline: float) -> protocol.HelloAck:
         self._socket.settimeout(_left(deadline))
-        self._socket.sendall(protocol.encode(hello))
-        reply = protocol.decode_reply(self._read_frame(deadline))
+        try:
+            self._socket.sendall(codec.encode(hello))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # Refused already: why is there to be read.
+        reply = codec.decode_reply(self._read_frame(deadline))
         if isinstance(reply, protocol.Error):
             raise ProtocolError(reply.code, reply.message)
         if not isinstance(reply, protocol.HelloAck):
@@ -297,12 +299,17 @@ class Connection:
         start, fds, _, _ = socket.recv_fds(self._socket, HEADER.size, 2, socket.MSG_CMSG_CLOEXEC)
         try:
             body = self._read_frame(deadline, start)
-            message = protocol.decode_reply(body)
-            if not isinstance(message, protocol.Arena) or message.fds != ["index", "data"]:
+            message = codec.decode_reply(body)
+            if not isinstance(message, protocol.Arena):
                 raise ProtocolError("malformed", "HELLO_ACK was not followed by the arena")
-            if len(fds) != 2:
-                raise ProtocolError("bad_arena", f"{len(fds)} descriptors came, not 2")
-            self.mapping = ArenaMapping(info, fds[0], fds[1])
+            if message.fds != ["index", "data"] or len(fds) != 2:
+                # A sandbox, or another container: values then go through the socket.
+                self.inline_because = f"{len(fds)} descriptors came, not 2"
+                return
+            try:
+                self.mapping = ArenaMapping(info, fds[0], fds[1])
+            except OSError as error:
+                self.inline_because = f"the arena cannot be mapped: {error}"
         finally:
             for fd in fds:
                 os.close(fd)

@@ -25,7 +25,8 @@ from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.refusals import memory_refusal, os_remedy
-from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
+from kvd.server import TICK_S, Connection, Server
+from kvd.sessions import MAX_SESSIONS
 from kvd.version import __version__
 from tablespace import TablespaceError, format_size
 
@@ -36,6 +37,8 @@ SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (50_000, 50, 100)
 THREAD_EXIT_S = 1.0
 MIN_DESCRIPTORS = 64  # Loop, arena, region and its containers, and a few clients.
+SPARE_DESCRIPTORS = 24  # Names and snapshots being written, connections being refused.
+LARGE_CONTAINER_BYTES = 1 << 30
 ACCEPT_COMPLAIN_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -54,7 +57,7 @@ def serve(config: Config) -> int:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     stop = StopSignals()
-    with contextlib.closing(ListeningSocket(config.socket)) as listening:
+    with contextlib.closing(ListeningSocket(config.socket, config.access)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
     stop.ignore()
@@ -143,7 +146,12 @@ async def _serve(
     notes = list(config.notes)
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
-    server = Server(arena, cache, notes)
+    max_connections = _max_connections(config)
+    if max_connections < MAX_SESSIONS:
+        notes.append(
+            f"at most {max_connections} connections, by the limit of open files (ulimit -n)"
+        )
+    server = Server(arena, cache, notes, config.access, max_connections)
 
     first_slots: asyncio.Future[None] = loop.create_future()
 
@@ -184,6 +192,21 @@ async def _serve(
         arena.close()
     logger.info("stopped")
     return 0
+
+
+def _max_connections(config: Config) -> int:
+    """Return how many connections the limit of open files allows, with a margin.
+
+    A connection that could not be accepted would hang without a word; one over this number is
+    told why it is refused.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/proc/self/fd"))
+    containers = 0
+    if config.long_path is not None:
+        containers = -(-config.long_bytes // LARGE_CONTAINER_BYTES)
+    left = limit - open_now - containers - SPARE_DESCRIPTORS
+    return max(1, min(MAX_SESSIONS, left // 2))  # A connection and its process's pidfd.
 
 
 class LoopComplaints:

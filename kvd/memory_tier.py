@@ -45,6 +45,8 @@ class MemoryTier:
     may_drop_dirty : callable
         Asked before an unwritten block is evicted. While the disk makes progress the newcomer
         is refused instead: what was accepted is kept, and room comes within milliseconds.
+    on_stored, on_removed : callable or None
+        Told of every block that becomes readable or stops being so.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
 
@@ -62,6 +64,8 @@ class MemoryTier:
         self._writes_back = writes_back
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
+        self.on_stored: Callable[[Block], None] | None = None
+        self.on_removed: Callable[[Block], None] | None = None
         self.counters = MemoryCounters()
         self.value_bytes = 0
         self.entries = 0
@@ -176,6 +180,8 @@ class MemoryTier:
         self.value_bytes += block.length
         self.place(block)
         self._watch_expiry(block)
+        if self.on_stored is not None:
+            self.on_stored(block)
 
     def set_expiry(self, block: Block, expires_ns: int) -> None:
         """Give a published block another expiry; 0 means never."""
@@ -232,6 +238,8 @@ class MemoryTier:
         self.arena.records.retire(block.slot)
         if not block.writing:
             self._free.append(block.slot)
+        if self.on_removed is not None:
+            self.on_removed(block)
 
     def landed(self, block: Block) -> None:
         """Note that a block's write ended: a removed one's slot is free only now."""

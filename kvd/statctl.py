@@ -78,6 +78,7 @@ def _lines(stats: Stats, reason: str | None) -> list[str]:
         ("misses_total", stats.misses_total),
         ("deletes_total", stats.deletes_total),
         ("errors_total", stats.errors_total),
+        ("inline_total", stats.inline_total),
         ("memory.hits", memory.hits),
         ("memory.misses", memory.misses),
         ("memory.evictions", memory.evictions),

@@ -1,0 +1,91 @@
+"""What a client knows of its session, over all the connections that carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvd.connection import Connection
+from kvd.protocol import Grant, ReservedSlot
+
+InUse = Callable[[], object]  # A weak reference: None once nobody has the memory any more.
+
+
+class Writer:
+    """Somebody who copies into reserved slots: a put, or a `with reserve(...)` block.
+
+    Attributes
+    ----------
+    held : list of Grant
+        The slots it may write into until it ends. The client's lock guards it.
+    """
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: list[Grant] = []
+
+
+class ClientSession:
+    """One session. The client's lock guards all of it.
+
+    Attributes
+    ----------
+    id : int
+        The daemon's number for it.
+    connection : Connection
+        The latest that carries it.
+    closing : bool
+        Nothing may begin any more: its BYE is under way.
+    writers : set of Writer
+        Who writes into slots that it reserved.
+    strays : list of Grant
+        Slots that nobody here writes into any more and that are still to be given back.
+    accepted_long, confirmed_durable, confirmed_dropped : int
+        Blocks of retention `long` that the daemon took, and what its last FLUSH said.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.id = connection.limits.session
+        self.connection = connection
+        self.closing = False
+        self.writers: set[Writer] = set()
+        self.strays: list[Grant] = []
+        self._in_use: list[tuple[InUse, Writer]] = []
+        self.accepted_long = 0
+        self.confirmed_durable = 0
+        self.confirmed_dropped = 0
+
+    @property
+    def unconfirmed(self) -> int:
+        """Return how many long blocks no FLUSH has told of."""
+        return max(0, self.accepted_long - self.confirmed_durable - self.confirmed_dropped)
+
+    def end_writer(self, writer: Writer, in_use: Sequence[tuple[InUse, Grant]]) -> None:
+        """Take a writer's slots to be given back, but those that somebody may still write into."""
+        kept = [grant for _, grant in in_use]
+        self.strays += [grant for grant in writer.held if grant not in kept]
+        writer.held = []
+        for still, grant in in_use:
+            holder = Writer()
+            holder.held = [grant]
+            self.writers.add(holder)
+            self._in_use.append((still, holder))
+
+    def let_go(self) -> None:
+        """Take the slots to be given back whose views are in use no more."""
+        in_use, self._in_use = self._in_use, []
+        for still, holder in in_use:
+            if still() is not None:
+                self._in_use.append((still, holder))
+                continue
+            self.writers.discard(holder)
+            self.strays += holder.held
+
+    def kept_slots(self) -> list[ReservedSlot]:
+        """Return what somebody here still writes into."""
+        return reserved_slots([grant for writer in self.writers for grant in writer.held])
+
+
+def reserved_slots(grants: list[Grant]) -> list[ReservedSlot]:
+    """Return reservations as requests name them."""
+    return [ReservedSlot(grant.slot, grant.reservation) for grant in grants]
