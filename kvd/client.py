@@ -75,6 +75,7 @@ class Client:
         self._warned: set[str] = set()
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._count_lock = threading.Lock()  # Never held while anything waits.
         self._session: ClientSession | None = None
         self._connection: Connection | None = None
         self._last_failure = ""
@@ -282,8 +283,8 @@ class Client:
         return reply
 
     def refuse(self, reasons: Sequence[str]) -> None:
-        """Count blocks that were not stored; each reason is logged once."""
-        with self._lock:
+        """Count blocks that were not stored; each reason is logged once. Waits for nothing."""
+        with self._count_lock:
             self.refusals.update(reasons)
             fresh = set(reasons) - self._warned
             self._warned |= fresh
@@ -429,6 +430,7 @@ class Client:
         self._session = None
         self._durable_before = self._dropped_before = 0
         self._lock = threading.Lock()
+        self._count_lock = threading.Lock()
         self._next_attempt = 0.0
         self._backoff_s = FIRST_BACKOFF_S
         self._pid = os.getpid()
