@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ class Block:
         When the sweep will look at it; 0 for never. Not later than it expires.
     watchers : list of (session, ticket)
         Who waits to hear that it is durable.
+    since_s : float
+        Monotonic clock; when it came into memory.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Block:
         "namespace",
         "place",
         "retention",
+        "since_s",
         "slot",
         "version",
         "watched_ns",
@@ -88,6 +92,7 @@ class Block:
         self.writing = False
         self.gone = False
         self.watchers: list[tuple[Session, int]] = []
+        self.since_s = time.monotonic()
 
     @property
     def disk_key(self) -> bytes:

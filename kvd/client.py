@@ -172,9 +172,10 @@ class Client:
                 return
             session.closing = True
             session.let_go()
-            # BYE promises that nobody writes into reserved slots any more: with a copy under way
-            # we only hang up. The next call goes on with the session and gives back the rest.
-            promise = connection.alive and not session.writers
+            # BYE promises that nobody uses this session's slots any more: with a copy or a lease
+            # under way we only hang up. The next call goes on with the session and gives back
+            # the rest.
+            promise = connection.alive and session.is_idle()
         if promise:
             try:
                 connection.call(protocol.Bye(), time.monotonic() + min(1.0, self.timeout_s))
@@ -277,6 +278,8 @@ class Client:
             reply = connection.call(request, time.monotonic() + wait_s)
         except ProtocolError as error:
             raise UnavailableError(f"the daemon refused: {error}") from error
+        if connection.local is not None:
+            connection.local.note(request, reply)
         if not isinstance(reply, kind):
             connection.close(f"{type(reply).__name__} is no answer to this")
             raise UnavailableError(f"the daemon answered with {type(reply).__name__}")
@@ -309,7 +312,7 @@ class Client:
                 raise UnavailableError("the client is being closed")
             session.writers.add(writer)
             session.let_go()
-        if session.strays:
+        if session.has_strays:
             self._give_back(session)
 
     def hold(
@@ -350,21 +353,41 @@ class Client:
             if session is not self._session:
                 # Accounted for already, as gone: what came in after that is lost too.
                 self._dropped_before += accepted_long
-        if session.strays:
+        if session.has_strays:
+            self._give_back(session)
+
+    def lease_ended(self, connection: Connection) -> None:
+        """Note that a lease by a connection that is gone came to its end."""
+        with self._lock:
+            session = self._session
+            if session is None or connection is session.connection:
+                return
+            session.end_idle_lanes()
+        if session.has_strays:
             self._give_back(session)
 
     def _give_back(self, session: ClientSession) -> None:
+        """Tell the daemon which slots and lanes nobody here uses any more."""
         with self._lock:
             connection = session.connection
+            if not connection.alive:
+                return  # Whoever reconnects gives back whatever nobody uses.
             strays, session.strays = session.strays, []
-        if not strays or not connection.alive:
-            return  # Whoever reconnects gives back whatever nobody writes into.
+            lanes, session.idle_lanes = session.idle_lanes, []
+        requests: list[Message] = []
+        if strays:
+            requests.append(protocol.Cancel(slots=reserved_slots(strays)))
+        if lanes:
+            requests.append(protocol.Release(lanes=lanes))
         try:
-            request = protocol.Cancel(slots=reserved_slots(strays))
-            connection.call(request, time.monotonic() + GIVE_BACK_S)
+            for request in requests:
+                connection.call(request, time.monotonic() + GIVE_BACK_S)
         except (UnavailableError, ProtocolError) as error:
+            with self._lock:
+                session.idle_lanes += lanes
             connection.close(f"slots could not be given back: {error}")
         except BaseException:
+            session.idle_lanes += lanes
             connection.close("slots could not be given back")
             raise
 
@@ -402,18 +425,19 @@ class Client:
             self._forget_session()
             self._session = ClientSession(connection)
             return
-        session.connection = connection
-        session.closing = False
-        session.strays = []
+        session.go_on(connection)
         # What the broken connection granted without our hearing of it goes back here.
         try:
-            connection.call(protocol.Release(keep=session.kept_slots()), deadline)
+            connection.call(
+                protocol.Release(keep=session.kept_slots(), lanes=session.idle_lanes), deadline
+            )
         except ProtocolError as error:
             connection.close(str(error))
             raise UnavailableError(f"the daemon refused: {error}") from error
         except BaseException:
             connection.close("the session could not be resumed")
             raise
+        session.idle_lanes = []
 
     def _forget_session(self) -> None:
         """Keep an ended session's sums: what it did not confirm counts as dropped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvd.connection import Connection
+from kvd.local_index import LocalIndex
 from kvd.protocol import Grant, ReservedSlot
 
 InUse = Callable[[], object]  # A weak reference: None once nobody has the memory any more.
@@ -40,6 +41,8 @@ class ClientSession:
         Who writes into slots that it reserved.
     strays : list of Grant
         Slots that nobody here writes into any more and that are still to be given back.
+    idle_lanes : list of int
+        Lanes of earlier connections in which no lease is held any more.
     accepted_long, confirmed_durable, confirmed_dropped : int
         Blocks of retention `long` that the daemon took, and what its last FLUSH said.
     """
@@ -50,6 +53,8 @@ class ClientSession:
         self.closing = False
         self.writers: set[Writer] = set()
         self.strays: list[Grant] = []
+        self.idle_lanes: list[int] = []
+        self._earlier: list[LocalIndex] = []  # Of broken connections, with leases perhaps.
         self._in_use: list[tuple[InUse, Writer]] = []
         self.accepted_long = 0
         self.confirmed_durable = 0
@@ -59,6 +64,34 @@ class ClientSession:
     def unconfirmed(self) -> int:
         """Return how many long blocks no FLUSH has told of."""
         return max(0, self.accepted_long - self.confirmed_durable - self.confirmed_dropped)
+
+    @property
+    def has_strays(self) -> bool:
+        """Return whether there is something to give back."""
+        return bool(self.strays or self.idle_lanes)
+
+    def is_idle(self) -> bool:
+        """Return whether nobody uses this session's slots, from now on."""
+        self.let_go()
+        self.end_idle_lanes()
+        local = self.connection.local
+        return not self.writers and not self._earlier and (local is None or local.end_leasing())
+
+    def go_on(self, connection: Connection) -> None:
+        """Be carried by another connection."""
+        if self.connection.local is not None:
+            self._earlier.append(self.connection.local)
+        self.connection = connection
+        self.closing = False
+        self.let_go()
+        self.strays = []  # RELEASE names what is kept, so these go back too.
+        self.end_idle_lanes()
+
+    def end_idle_lanes(self) -> None:
+        """Take the lanes to be ended in which no lease is held, nor will be."""
+        still = [local for local in self._earlier if not local.end_leasing()]
+        self.idle_lanes += [local.lane_id for local in self._earlier if local not in still]
+        self._earlier = still
 
     def end_writer(self, writer: Writer, in_use: Sequence[tuple[InUse, Grant]]) -> None:
         """Take a writer's slots to be given back, but those that somebody may still write into."""

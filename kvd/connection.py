@@ -20,12 +20,12 @@ import time
 from kvd import codec, protocol
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
-from kvd.mapping import ArenaMapping
+from kvd.local_index import LocalIndex
+from kvd.mapping import HEARTBEAT_S, ArenaMapping
 from kvd.protocol import Message
 
 RECEIVE_BYTES = 1 << 18
 LOOK_UP_S = 0.1  # Who waits looks so often whether an interrupted thread broke the connection.
-HEARTBEAT_S = 2.0  # The daemon writes one every half second.
 
 
 class _Waiter:
@@ -68,8 +68,8 @@ class Connection:
 
     Attributes
     ----------
-    mapping : ArenaMapping or None
-        None where it was not asked for, or could not be had.
+    mapping, local : ArenaMapping and LocalIndex, or None
+        The arena, and lookups in it; None where it was not asked for, or could not be had.
     inline_because : str or None
         Why it could not be had.
 
@@ -81,6 +81,8 @@ class Connection:
     def __init__(self, path: str, hello: protocol.Hello, deadline: float) -> None:
         self.mapping: ArenaMapping | None = None
         self.inline_because: str | None = None
+        self.local: LocalIndex | None = None
+        self._pid = os.getpid()
         self._ids = itertools.count(1)
         self._send_lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -110,17 +112,32 @@ class Connection:
         return self._broken is None
 
     @property
+    def is_own_process(self) -> bool:
+        """Return whether this is the process that opened it, and no forked child."""
+        return os.getpid() == self._pid
+
+    @property
     def is_stuck(self) -> bool:
         """Return whether the daemon's heartbeat is too old; notices too if it has left."""
         if self.mapping is None or self.mapping.heartbeat_age_s() <= HEARTBEAT_S:
             return False
+        self._notice_end()
+        return True
+
+    def is_there(self) -> bool:
+        """Return whether the daemon still holds its end: a system call, for lookups."""
+        return not self.is_stuck and self._notice_end() and self._broken is None
+
+    def _notice_end(self) -> bool:
+        """Break the connection if the other end is closed; return whether it is not."""
         poll = select.poll()
         try:
             poll.register(self._socket.fileno(), select.POLLRDHUP)
             if poll.poll(0):
                 self.close("the daemon left")
+                return False
         except (OSError, ValueError):
-            pass  # Closed by another thread.
+            return False  # Closed by another thread.
         return True
 
     def call(self, request: Message, deadline: float) -> Message:
@@ -163,6 +180,8 @@ class Connection:
         """Break the connection: whoever waits is told."""
         if self._broken is None:
             self._broken = reason
+        if self.local is not None:
+            self.local.stop()
         self._wake_all()
         self._shut_down()
         self._let_go()
@@ -170,6 +189,8 @@ class Connection:
     def abandon(self) -> None:
         """Close this process's copy after a fork; the parent's session goes on."""
         self._broken = "forked"
+        if self.local is not None:
+            self.local.stop()
         self._close_descriptors()
 
     # -- sending and receiving -----------------------------------------------------------------
@@ -296,20 +317,25 @@ class Connection:
     def _receive_arena(self, info: protocol.ArenaInfo, deadline: float) -> None:
         """Take the descriptors that ride on the first byte of the ARENA frame."""
         self._socket.settimeout(_left(deadline))
-        start, fds, _, _ = socket.recv_fds(self._socket, HEADER.size, 2, socket.MSG_CMSG_CLOEXEC)
+        start, fds, _, _ = socket.recv_fds(
+            self._socket, HEADER.size, len(protocol.ARENA_FDS), socket.MSG_CMSG_CLOEXEC
+        )
         try:
             body = self._read_frame(deadline, start)
             message = codec.decode_reply(body)
             if not isinstance(message, protocol.Arena):
                 raise ProtocolError("malformed", "HELLO_ACK was not followed by the arena")
-            if message.fds != ["index", "data"] or len(fds) != 2:
+            if message.fds != protocol.ARENA_FDS or len(fds) != len(message.fds):
                 # A sandbox, or another container: values then go through the socket.
-                self.inline_because = f"{len(fds)} descriptors came, not 2"
+                self.inline_because = f"{len(fds)} descriptors came, not the arena's"
                 return
             try:
-                self.mapping = ArenaMapping(info, fds[0], fds[1])
+                self.mapping = ArenaMapping(info, *fds)
             except OSError as error:
                 self.inline_because = f"the arena cannot be mapped: {error}"
+                return
+            lane_id = info.lane.id if info.lane is not None else 0
+            self.local = LocalIndex(self.mapping, self.is_there, lane_id)
         finally:
             for fd in fds:
                 os.close(fd)

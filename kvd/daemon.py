@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
@@ -24,9 +25,11 @@ from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
+from kvd.notify import Notifier
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.server import TICK_S, Connection, Server
 from kvd.sessions import MAX_SESSIONS
+from kvd.sight.watch import Watch
 from kvd.version import __version__
 from tablespace import TablespaceError, format_size
 
@@ -114,6 +117,26 @@ def _leave_stuck_threads(status: int) -> None:
 async def _run(config: Config, listening: ListeningSocket, signals: StopSignals) -> int:
     stop = signals.event()
     asyncio.get_running_loop().set_exception_handler(LoopComplaints())
+    with contextlib.ExitStack() as closing:
+        watch = None
+        if config.metrics is not None:
+            watch = _watch(*config.metrics)
+            closing.callback(watch.close)
+        return await _run_watched(config, listening, stop, watch)
+
+
+def _watch(host: str, port: int) -> Watch:
+    try:
+        return Watch(host, port, asyncio.get_running_loop())
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics {host}:{port}: {error}; choose another address or port"
+        ) from error
+
+
+async def _run_watched(
+    config: Config, listening: ListeningSocket, stop: asyncio.Event, watch: Watch | None
+) -> int:
     long_tier = None
     if config.long_path is not None:
         long_tier = LongTier(
@@ -125,14 +148,18 @@ async def _run(config: Config, listening: ListeningSocket, signals: StopSignals)
             long_tier.shut_down()
             raise
     try:
-        return await _serve(config, listening, long_tier, stop)
+        return await _serve(config, listening, long_tier, stop, watch)
     finally:
         if long_tier is not None:
             long_tier.shut_down()
 
 
 async def _serve(
-    config: Config, listening: ListeningSocket, long_tier: LongTier | None, stop: asyncio.Event
+    config: Config,
+    listening: ListeningSocket,
+    long_tier: LongTier | None,
+    stop: asyncio.Event,
+    watch: Watch | None,
 ) -> int:
     loop = asyncio.get_running_loop()
     try:
@@ -144,6 +171,10 @@ async def _serve(
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
     notes = list(config.notes)
+    if cache.namespaces.damage is not None:
+        notes.append(cache.namespaces.damage)
+    if long_tier is not None:
+        long_tier.quotas.take(await long_tier.on_writer(quotas.load, long_tier.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     max_connections = _max_connections(config)
@@ -177,14 +208,23 @@ async def _serve(
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
-    ticker = loop.create_task(_tick(server))
+    notifier = Notifier()
+    ticker = loop.create_task(_tick(server, notifier))
+    loop.add_signal_handler(signal.SIGHUP, lambda: server.run(_reload_quotas(cache)))
     listening.announce()
-    await _banner(config, server, long_tier)
+    if watch is not None:
+        watch.serving(server)
+    await _banner(config, server, long_tier, watch)
+    notifier.ready(f"serves on {config.socket}")
     await stop.wait()
 
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
+    notifier.stopping()
+    if watch is not None:
+        watch.stopping()
     listening.withdraw()
     listener.close()
+    arena.fall_silent()
     server.close_connections()
     await _drain(cache, long_tier, config.drain_timeout_s)
     ticker.cancel()
@@ -236,14 +276,23 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
         pass  # The loop is closed: the daemon is ending and needs no more slots.
 
 
-async def _tick(server: Server) -> None:
+async def _tick(server: Server, notifier: Notifier) -> None:
     while True:
         try:
             server.tick()
+            notifier.alive()
         except Exception:
             # Without its heartbeat the daemon would be dead to its clients.
             logger.exception("the periodic work failed")
         await asyncio.sleep(TICK_S)
+
+
+async def _reload_quotas(cache: Cache) -> None:
+    try:
+        limits = await quota_requests.reload(cache)
+        logger.info("SIGHUP: %d quotas hold from now on", len(limits))
+    except Exception as error:
+        logger.error("SIGHUP: %s", error)
 
 
 async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> None:
@@ -264,7 +313,9 @@ async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> 
         logger.error("closing the region failed: %s", error)
 
 
-async def _banner(config: Config, server: Server, long_tier: LongTier | None) -> None:
+async def _banner(
+    config: Config, server: Server, long_tier: LongTier | None, watch: Watch | None
+) -> None:
     lines = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
@@ -287,6 +338,8 @@ async def _banner(config: Config, server: Server, long_tier: LongTier | None) ->
             f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
             f"from {stats.recovery.source}"
         )
+    if watch is not None:
+        lines.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
     lines += [f"  note     {note}" for note in server.notes]
     lines += [
         f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from tablespace.shared import MISS, ArenaReader
 
 from kvd import protocol
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import INLINE_BATCH_BYTES
+from kvd.lease import Lease
 from kvd.putting import UNAVAILABLE, Put
 from kvd.reserving import Slots
 from kvd.results import Cleared, Location
@@ -125,9 +128,25 @@ class NamespaceHandle:
 
     # -- reading -------------------------------------------------------------------------------
 
+    def local_lookup(self) -> tuple[Connection, ArenaReader, int] | None:
+        """Return how to look in shared memory, with this namespace's id; None: ask the daemon."""
+        try:
+            connection = self._client.connection()
+        except UnavailableError:
+            return None
+        local = connection.local
+        found = None if local is None else local.look(self.name)
+        return None if found is None else (connection, *found)
+
     def get(self, key: bytes, *, verify: bool = False) -> bytes | None:
         """Return a block's bytes, or None. `verify` as of `get_many_into`."""
-        return self.get_many([checked_key(key)], verify=verify)[0]
+        local = None if verify else self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            value = reader.get_bytes(space, key)
+            if value is not None:
+                return value
+        return self._get_rest([checked_key(key)], [0], [None], verify)[0]
 
     def get_into(self, key: bytes, buffer: Any, *, verify: bool = False) -> int | None:
         """Copy a block into a buffer; return its length, or None for a miss.
@@ -139,26 +158,23 @@ class NamespaceHandle:
         ValueError
             When the buffer is shorter than the block; names both sizes.
         """
-        return self.get_many_into([key], [buffer], verify=verify)[0]
+        local = None if verify else self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            length = reader.get_into(space, key, buffer)
+            if length >= 0:
+                return length
+        return self._get_rest_into([checked_key(key)], [buffer], [0], [None], [None], verify)[0]
 
     def get_many(self, keys: Sequence[bytes], *, verify: bool = False) -> list[bytes | None]:
         """Return the blocks' bytes, None for each miss. `verify` as of `get_many_into`."""
-        values: list[bytes | None] = [None] * len(keys)
         checked = checked_keys(keys)
-
-        def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
-            if hit.data is not None:
-                value: bytes | None = hit.data
-            else:
-                assert connection.mapping is not None
-                value = connection.mapping.copy_bytes(hit)
-            if value is None or (verify and checksum64(value) != hit.checksum):
-                return False
-            values[position] = value
-            return True
-
-        self._read(checked, copy, verify)
-        return values
+        values: list[bytes | None] = [None] * len(checked)
+        local = None if verify else self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            values = [reader.get_bytes(space, key) for key in checked]
+        return self._get_rest(checked, _misses(values), values, verify)
 
     def get_many_into(
         self,
@@ -197,9 +213,67 @@ class NamespaceHandle:
         if len(keys) != len(buffers):
             raise ValueError(f"{len(keys)} keys for {len(buffers)} buffers")
         checked = checked_keys(keys)
-        lengths: list[int | None] = [None] * len(keys)
-        served: TierList = [None] * len(keys)
+        buffers = list(buffers)
+        lengths: list[int | None] = [None] * len(checked)
+        served: TierList = [None] * len(checked)
+        local = None if verify else self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            found = reader.get_many_into(space, checked, buffers)
+            lengths = [None if length == MISS else length for length in found]
+            served = [None if length == MISS else "memory" for length in found]
+        self._get_rest_into(checked, buffers, _misses(lengths), lengths, served, verify)
+        if tiers is not None:
+            tiers[:] = served
+        return lengths
 
+    def lease(self, keys: Sequence[bytes]) -> Lease:
+        """Read blocks in place: `with blocks.lease(keys) as views: ...`.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+            What to read.
+
+        Returns
+        -------
+        Lease
+            Entered, it gives a list of read-only memoryview or None (a miss), one per key.
+            The bytes stay until the end of the block, whatever happens to the blocks; after it
+            the views, and all that was made of them, are worth nothing.
+        """
+        return Lease(self, keys)
+
+    def lease_ended(self, connection: Connection) -> None:
+        """Note that a lease by a connection that is gone came to its end."""
+        self._client.lease_ended(connection)
+
+    def _get_rest(
+        self, keys: list[bytes], wanted: list[int], values: list[bytes | None], verify: bool
+    ) -> list[bytes | None]:
+        def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
+            if hit.data is not None:
+                value: bytes | None = hit.data
+            else:
+                assert connection.mapping is not None
+                value = connection.mapping.copy_bytes(hit)
+            if value is None or (verify and checksum64(value) != hit.checksum):
+                return False
+            values[position] = value
+            return True
+
+        self.look_up_rest(keys, wanted, copy, verify)
+        return values
+
+    def _get_rest_into(
+        self,
+        keys: list[bytes],
+        buffers: Sequence[Any],
+        wanted: list[int],
+        lengths: list[int | None],
+        served: TierList,
+        verify: bool,
+    ) -> list[int | None]:
         def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
             if hit.data is not None:
                 length = fill(buffers[position], hit.data)
@@ -214,22 +288,29 @@ class NamespaceHandle:
             served[position] = hit.tier
             return True
 
-        self._read(checked, copy, verify)
-        if tiers is not None:
-            tiers[:] = served
+        self.look_up_rest(keys, wanted, copy, verify)
         return lengths
 
-    def _read(self, keys: list[bytes], copy: Any, verify: bool) -> None:
-        """Look keys up batch by batch and copy what is found, asking again what changed.
+    def look_up_rest(
+        self,
+        keys: list[bytes],
+        positions: list[int],
+        take: Callable[[Connection, int, protocol.Hit], bool],
+        verify: bool = False,
+    ) -> None:
+        """Ask the daemon for some of the keys, batch by batch, and hand out what it finds.
 
-        With `verify` the daemon is asked, after a copy that was worth nothing, to look itself.
+        `take` returns False for what changed meanwhile, which is asked for again; with `verify`
+        also for what is damaged, which the daemon then looks at itself.
         """
+        if not positions:
+            return
         try:
             size = _batch_blocks(self._client.connection())
         except UnavailableError:
             return
-        for first in range(0, len(keys), size):
-            wanted = list(range(first, min(len(keys), first + size)))
+        for first in range(0, len(positions), size):
+            wanted = positions[first : first + size]
             for turn in range(1 + MAX_RETRIES):
                 found = self._look_up(
                     [keys[position] for position in wanted], verify=verify and turn > 0
@@ -241,7 +322,7 @@ class NamespaceHandle:
                     wanted = [
                         position
                         for position, hit in zip(wanted, hits, strict=True)
-                        if hit is not None and not copy(connection, position, hit)
+                        if hit is not None and not take(connection, position, hit)
                     ]
                 except ProtocolError as error:
                     connection.close(str(error))
@@ -281,23 +362,39 @@ class NamespaceHandle:
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys any tier has; all False while the daemon is away."""
-        present: list[bool] = []
-        for part in key_batches(keys):
+        checked = checked_keys(keys)
+        present = [False] * len(checked)
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            present = reader.contains_many(space, checked)
+        rest = [position for position, there in enumerate(present) if not there]
+        for first in range(0, len(rest), protocol.MAX_BATCH_KEYS):
+            part = rest[first : first + protocol.MAX_BATCH_KEYS]
             try:
                 reply = self._client.ask(
-                    protocol.Exists(namespace=self.name, keys=part),
+                    protocol.Exists(
+                        namespace=self.name, keys=[checked[position] for position in part]
+                    ),
                     protocol.Presence,
                     connection=self._client.connection_to_look_up(),
                 )
-                present += reply.present
             except UnavailableError:
-                present += [False] * len(part)
+                continue
+            for position, there in zip(part, reply.present, strict=False):
+                present[position] = there
         return present
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         """Return how many leading keys any tier has; 0 while the daemon is away."""
+        checked = checked_keys(keys)
         total = 0
-        for part in key_batches(keys):
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            total = reader.match_prefix(space, checked)
+        while total < len(checked):
+            part = checked[total : total + protocol.MAX_BATCH_KEYS]
             try:
                 count = self._client.ask(
                     protocol.MatchPrefix(namespace=self.name, keys=part),
@@ -374,6 +471,10 @@ class NamespaceHandle:
             except UnavailableError:
                 return total
         return total
+
+
+def _misses(results: Sequence[object]) -> list[int]:
+    return [position for position, result in enumerate(results) if result is None]
 
 
 def _batch_blocks(connection: Connection) -> int:

@@ -8,13 +8,12 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from kvd.errors import ConfigError
 
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid.
 SO_PEERGROUPS = 59  # asm-generic/socket.h; Linux 4.13. Python does not name it.
+MAX_NUMBER = 0xFFFF_FFFE  # The one above it means nobody to chown(2).
 MAX_GROUPS_BYTES = 1024  # What getsockopt() of Python takes: 256 groups.
 
 
@@ -47,20 +46,6 @@ class Access:
     uids: frozenset[int] = frozenset()
     gids: frozenset[int] = frozenset()
     own_uid: int = field(default_factory=os.getuid)
-
-    @classmethod
-    def of_flags(cls, uids: Sequence[str], gids: Sequence[str]) -> Access:
-        """Return what `--allow-uid` and `--allow-gid` say: numbers or names, with commas.
-
-        Raises
-        ------
-        ConfigError
-            For a user or group that does not exist.
-        """
-        return cls(
-            _numbers("--allow-uid", "user", uids, lambda name: pwd.getpwnam(name).pw_uid),
-            _numbers("--allow-gid", "group", gids, lambda name: grp.getgrnam(name).gr_gid),
-        )
 
     @property
     def socket_mode(self) -> int:
@@ -97,19 +82,24 @@ class Access:
         return notes
 
 
-def _numbers(
-    flag: str, kind: str, texts: Sequence[str], look_up: Callable[[str], int]
-) -> frozenset[int]:
-    numbers = set()
-    for text in ",".join(texts).split(",") if texts else []:
-        name = text.strip()
-        try:
-            numbers.add(int(name) if name.isdecimal() else look_up(name))
-        except KeyError:
-            raise ConfigError(
-                f"{flag} {name}: there is no such {kind}; give its number or its name"
-            ) from None
-    return frozenset(numbers)
+def user(text: str) -> int:
+    """Return the number of a user, given by number or name; ValueError when there is none."""
+    return _number("user", text, lambda name: pwd.getpwnam(name).pw_uid)
+
+
+def group(text: str) -> int:
+    """Return the number of a group, given by number or name; ValueError when there is none."""
+    return _number("group", text, lambda name: grp.getgrnam(name).gr_gid)
+
+
+def _number(kind: str, text: str, look_up: Callable[[str], int]) -> int:
+    try:
+        number = int(text) if text.isdecimal() else look_up(text)
+    except KeyError:
+        raise ValueError(f"there is no such {kind}; give its number or its name") from None
+    if number > MAX_NUMBER:
+        raise ValueError(f"no {kind} has a number above {MAX_NUMBER}")
+    return number
 
 
 def _peer_groups(connected: socket.socket) -> list[int]:

@@ -30,6 +30,8 @@ class Process:
         Its sessions by id, oldest first; open ones and those that may be resumed.
     orphans : list of int
         Slots of sessions that nobody can resume any more. It may still write into them.
+    orphan_lanes : list of int
+        Such sessions' lanes. It may still read under a lease.
     """
 
     pid: int = 0
@@ -37,6 +39,7 @@ class Process:
     ended: bool = False
     sessions: dict[int, Session] = field(default_factory=dict)
     orphans: list[int] = field(default_factory=list)
+    orphan_lanes: list[int] = field(default_factory=list)
 
     @property
     def left_slots(self) -> int:
@@ -46,9 +49,9 @@ class Process:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it has no connection and holds no slot."""
-        return not self.orphans and all(
-            session.connection is None and not session.held_slots
+        """Return whether it has no connection and holds nothing."""
+        return not (self.orphans or self.orphan_lanes) and all(
+            session.connection is None and not session.holds_something
             for session in self.sessions.values()
         )
 

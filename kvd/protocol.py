@@ -1,5 +1,7 @@
 """The wire protocol: messages, error codes. `kvd.codec` makes frames of them.
 
+Long because one decoder knows every message, and they are read side by side.
+
 Frames
 ------
 A frame is a 4-byte big-endian length and that many bytes of MessagePack: one map whose `op`
@@ -23,20 +25,25 @@ named once in a request. A
 value copied from the arena counts only if the slot's sequence equals `version` before and
 after the copy; else the client asks again.
 
+Whoever mapped the arena looks in its index first (`kvd.local_index`) and asks for the rest.
+For that, a reply about a namespace names its id there (`space`).
+
 Storing
 -------
 BATCH_SET carries the bytes. RESERVE gives slots to write into and COMMIT publishes them with
 their keys and checksums; CANCEL gives them back. Every item is answered by one word:
 `stored`, `refreshed` (was present), or why not: `no_room`, `too_large`, `retention_none`,
-`expired` (a reservation kept too long), `unknown_reservation`.
+`expired` (a reservation kept too long), `unknown_reservation`, `quota` (its namespace's quota is
+used up).
 
 Errors
 ------
 ERROR carries a stable `code`: `malformed` (not MessagePack, or no map with `op`),
 `unknown_op`, `bad_request` (wrong types or values), `frame_too_large` (the connection is
 closed after it), `hello_required`, `version_unsupported`, `not_allowed` (another user; the
-connection is closed), `limit` (too many connections or namespaces, or more values asked for
-inline than fit a reply), `unavailable` (the long tier could not be asked), `internal`.
+connection is closed), `limit` (too many connections, subscribers or namespaces, or more values
+asked for inline than fit a reply), `unavailable` (the long tier could not be asked),
+`unknown_namespace` (PURGE, QUOTA), `no_long_tier` (QUOTA), `internal`.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from kvd.results import Cleared, Flushed, Location, Stats
+from kvd.results import Cleared, Flushed, Location, Purged, Stats, Status
 
 VERSIONS = (1,)
 MAX_BATCH_KEYS = 4096  # A 2M-token prompt in 512-token blocks; bounds one pass of the loop.
@@ -73,6 +80,7 @@ TOO_LARGE = "too_large"
 RETENTION_NONE = "retention_none"
 EXPIRED = "expired"
 UNKNOWN_RESERVATION = "unknown_reservation"
+QUOTA = "quota"
 RESERVED = "reserved"
 
 
@@ -114,13 +122,16 @@ class Bye(Message, tag="BYE"):
 
 
 class Release(Message, tag="RELEASE"):
-    """Say that this process writes into no slot of a session any more, but for those kept.
+    """Say what of a session this process uses no more.
 
-    Without `session` the connection's own is meant, which goes on; another one ends.
+    Of its own session (nil, or its id) the connection gives back every reserved slot but those
+    of `keep` (nil: all are kept) and ends `lanes`, in which no lease is held any more. Another
+    session of the same process ends as a whole.
     """
 
     session: Count | None = None
-    keep: Annotated[list[ReservedSlot], msgspec.Meta(max_length=MAX_KEPT_SLOTS)] = []
+    keep: Annotated[list[ReservedSlot], msgspec.Meta(max_length=MAX_KEPT_SLOTS)] | None = None
+    lanes: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
 
 
 class Ping(Message, tag="PING"):
@@ -260,6 +271,29 @@ class NamespacesRequest(Message, tag="NAMESPACES"):
     """Ask for the names known to the daemon."""
 
 
+class Purge(Message, tag="PURGE"):
+    """Remove a namespace, or everything, or temporary files left behind; exactly one of them."""
+
+    namespace: Name | None = None
+    all: bool = False
+    tmp: bool = False
+    older_than_s: Seconds | None = None
+    dry_run: bool = False
+    zero: bool = False
+
+
+class Quota(Message, tag="QUOTA"):
+    """Ask for the quotas, set one, or (`limit_bytes` nil) remove one."""
+
+    action: Literal["list", "set", "remove", "reload"] = "list"
+    namespace: Name | None = None
+    limit_bytes: Count | None = None
+
+
+class StatusRequest(Message, tag="STATUS"):
+    """Ask how full the long tier is and how it fares."""
+
+
 Request = (
     Hello
     | Bye
@@ -283,7 +317,19 @@ Request = (
     | Subscribe
     | StatsRequest
     | NamespacesRequest
+    | Purge
+    | Quota
+    | StatusRequest
 )
+
+
+class LaneInfo(msgspec.Struct):
+    """The geometry of a session's lane, and the number it is released by."""
+
+    id: int
+    bytes: int
+    leases: int
+    touches: int
 
 
 class ArenaInfo(msgspec.Struct):
@@ -294,6 +340,7 @@ class ArenaInfo(msgspec.Struct):
     slot_bytes: int
     index_bytes: int
     data_bytes: int
+    lane: LaneInfo | None = None
 
 
 class HelloAck(Message, tag="HELLO_ACK"):
@@ -310,6 +357,9 @@ class HelloAck(Message, tag="HELLO_ACK"):
     max_value_bytes: int
     reservation_s: float
     arena: ArenaInfo | None
+
+
+ARENA_FDS = ["index", "data", "lane"]
 
 
 class Arena(Message, tag="ARENA"):
@@ -330,7 +380,13 @@ class Hit(msgspec.Struct, array_like=True):
     data: bytes | None = None
 
 
-class Found(Message, tag="FOUND"):
+class AboutNamespace(Message, kw_only=True):
+    """A reply about one namespace, with its id (`space`) in the shared index; 0 is none."""
+
+    space: Count = 0
+
+
+class Found(AboutNamespace, tag="FOUND"):
     """The answer to GET and BATCH_GET: one entry per key."""
 
     hits: list[Hit | None]
@@ -345,19 +401,19 @@ class Grant(msgspec.Struct, array_like=True):
     reservation: int = 0
 
 
-class Granted(Message, tag="GRANTED"):
+class Granted(AboutNamespace, tag="GRANTED"):
     """The answer to RESERVE."""
 
     grants: list[Grant]
 
 
-class StoredReply(Message, tag="STORED"):
+class StoredReply(AboutNamespace, tag="STORED"):
     """The answer to SET, BATCH_SET and COMMIT: one word per item."""
 
     results: list[str]
 
 
-class Presence(Message, tag="PRESENCE"):
+class Presence(AboutNamespace, tag="PRESENCE"):
     """The answer to EXISTS."""
 
     present: list[bool]
@@ -369,7 +425,7 @@ class Located(Message, tag="LOCATED"):
     locations: list[Location]
 
 
-class Counted(Message, tag="COUNTED"):
+class Counted(AboutNamespace, tag="COUNTED"):
     """The answer to MATCH_PREFIX, PREFETCH, TOUCH, DELETE, CANCEL and RELEASE."""
 
     count: int
@@ -415,6 +471,24 @@ class Events(Message, tag="EVENTS"):
     events: list[Event]
 
 
+class PurgedReply(Message, tag="PURGED"):
+    """The answer to PURGE."""
+
+    purged: Purged
+
+
+class QuotasReply(Message, tag="QUOTAS"):
+    """The answer to QUOTA: every quota, in bytes by name."""
+
+    quotas: dict[str, int]
+
+
+class StatusReply(Message, tag="STATUS_REPLY"):
+    """The answer to STATUS."""
+
+    status: Status
+
+
 class Ok(Message, tag="OK"):
     """The answer to PING, SUBSCRIBE and BYE."""
 
@@ -440,6 +514,9 @@ Reply = (
     | StatsReply
     | NamespacesReply
     | Events
+    | PurgedReply
+    | QuotasReply
+    | StatusReply
     | Ok
     | Error
 )

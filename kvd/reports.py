@@ -65,6 +65,7 @@ def _memory(cache: Cache) -> MemoryStats:
         slots_free=memory.free_slots,
         slots_reserved=memory.reserved_slots,
         slots_quarantined=memory.quarantined_slots,
+        slots_held=memory.held_slots,
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,
         pinned=arena.pin_refusal is None,
@@ -111,4 +112,6 @@ async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> Lon
         recovery_seconds=store.recovery.seconds if store is not None else 0.0,
         region=str(long_tier.region) if long_tier is not None else "",
         recovery_source=str(store.recovery.source) if store is not None else "",
+        rejected=counters.rejected,
+        written_never_read_bytes=long_tier.census.never_read_bytes if long_tier is not None else 0,
     )

@@ -15,6 +15,7 @@ from kvd import codec, protocol
 from kvd.arena import Arena
 from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
+from kvd.durations import RequestTimes
 from kvd.errors import ProtocolError
 from kvd.events import Feed
 from kvd.frames import (
@@ -25,13 +26,15 @@ from kvd.frames import (
     FrameReader,
 )
 from kvd.held_bytes import HeldBytes
+from kvd.lanes import Lanes
 from kvd.peers import Access, Peer
 from kvd.process import peer_pidfd
 from kvd.protocol import Message
 from kvd.reports import gather
-from kvd.results import Stats
+from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
 from kvd.sessions import MAX_SESSIONS, Sessions
+from kvd.status import status_of_daemon
 from kvd.version import __version__
 
 TICK_S = 0.5  # Heartbeat (lookups miss when it is 2 s old), expiry, reservations.
@@ -69,10 +72,13 @@ class Server:
         self.notes = notes
         self.access = access if access is not None else Access()
         self.max_connections = max_connections
-        self.sessions = Sessions(cache.storing.reservations, max_connections)
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
+        self.times = RequestTimes(HANDLERS)
+        self.last_tick = time.monotonic()
+        self.lanes = Lanes(cache)
+        self.sessions = Sessions(cache.storing.reservations, self.lanes, max_connections)
         self._started = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
         self.max_batch_blocks = max(1, min(MAX_BATCH_BLOCKS, arena.slot_count // 8))
@@ -90,6 +96,8 @@ class Server:
     def tick(self) -> None:
         """Do what is due every `TICK_S`."""
         self.arena.beat()
+        self.last_tick = time.monotonic()
+        self.lanes.fold()
         self.cache.tick()
         for session in self.sessions:
             self.cache.storing.reservations.expire(session)
@@ -97,6 +105,7 @@ class Server:
     async def stats(self) -> Stats:
         """Collect the counters of every part."""
         sessions = self.sessions.open_ones()
+        self.lanes.fold()
         return await gather(
             self.cache,
             pid=os.getpid(),
@@ -104,6 +113,15 @@ class Server:
             sessions=len(sessions),
             engines=sum(1 for session in sessions if session.engine),
             errors=self.errors,
+            notes=self.notes,
+        )
+
+    async def status(self) -> Status:
+        """Collect how full the long tier is and how it fares."""
+        return await status_of_daemon(
+            self.cache,
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 3),
             notes=self.notes,
         )
 
@@ -265,14 +283,16 @@ class Connection(asyncio.Protocol):
         elif isinstance(request, protocol.Subscribe):
             self._subscribe(request)
         else:
-            answer = HANDLERS[type(request)](self._server, self._session, request)
+            kind, started = type(request), time.perf_counter()
+            answer = HANDLERS[kind](self._server, self._session, request)
             if isinstance(answer, Message):
                 self._send(answer)
+                self._server.times.from_memory[kind].add(time.perf_counter() - started)
             else:
                 inline_bytes = self._inline_bytes_of(request)
                 self._outstanding += 1
                 self._inline_bytes += inline_bytes
-                self._server.run(self._finish(request.id, answer, inline_bytes))
+                self._server.run(self._finish(request.id, answer, inline_bytes, kind, started))
 
     def _inline_bytes_of(self, request: Message) -> int:
         """Return how much a lookup may come to hold until it is answered."""
@@ -282,7 +302,12 @@ class Connection(asyncio.Protocol):
         return 0
 
     async def _finish(
-        self, request_id: int, answer: Coroutine[Any, Any, Message], inline_bytes: int
+        self,
+        request_id: int,
+        answer: Coroutine[Any, Any, Message],
+        inline_bytes: int,
+        kind: type[Message],
+        started: float,
     ) -> None:
         try:
             self._send(await answer)
@@ -292,6 +317,7 @@ class Connection(asyncio.Protocol):
             logger.exception("answering request %d failed", request_id)
             self._refuse(request_id, "internal", "the daemon's log says more")
         finally:
+            self._server.times.waited[kind].add(time.perf_counter() - started)
             was_full = self._is_full()
             self._outstanding -= 1
             self._inline_bytes -= inline_bytes
@@ -352,6 +378,14 @@ class Connection(asyncio.Protocol):
                 self, request.client[:256], request.engine, peer.pid, pidfd
             )
         self._session = session
+        lane = lane_fd = None
+        if request.map:
+            try:
+                lane, lane_fd = server.lanes.open(session)
+            except ProtocolError:
+                self._session = None
+                server.sessions.leave(session)
+                raise
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
         if request.block_bytes is not None and request.block_bytes > server.arena.slot_bytes:
@@ -375,11 +409,14 @@ class Connection(asyncio.Protocol):
                 max_batch_blocks=server.max_batch_blocks,
                 max_value_bytes=server.arena.slot_bytes,
                 reservation_s=RESERVATION_S,
-                arena=server.arena.info() if request.map else None,
+                arena=server.arena.info(lane) if lane is not None else None,
             )
         )
-        if request.map:
-            self._pass_arena(request.write)
+        if lane_fd is not None:
+            try:
+                self._pass_arena(request.write, lane_fd)
+            finally:
+                os.close(lane_fd)
 
     def _resume(self, session_id: int | None) -> Session | None:
         """Take an earlier session of the same process over, from its connection if need be."""
@@ -392,7 +429,7 @@ class Connection(asyncio.Protocol):
             before.leave_session()  # Its end is still to be read, behind this.
         return session
 
-    def _pass_arena(self, write: bool) -> None:
+    def _pass_arena(self, write: bool, lane_fd: int) -> None:
         """Send the descriptors with the ARENA frame, on the transport's own socket."""
         transport = self._transport
         assert transport is not None
@@ -407,10 +444,10 @@ class Connection(asyncio.Protocol):
             logger.warning("the arena could not be opened for reading: %s", error)
             self._send(protocol.Arena(fds=[]))
             return
-        frame = codec.encode(protocol.Arena(fds=["index", "data"]))
+        frame = codec.encode(protocol.Arena(fds=protocol.ARENA_FDS))
         try:
             with transport.get_extra_info("socket").dup() as connected:
-                sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd])
+                sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd, lane_fd])
             if sent != len(frame):
                 transport.abort()
         except OSError as error:

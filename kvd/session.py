@@ -37,6 +37,8 @@ class Session:
     expired : dict
         Reservations kept too long: answered `expired`, but the slots stay out of use while the
         process may still write into them.
+    lanes : list of int
+        Its lanes, see `kvd.lanes`.
     """
 
     id: int
@@ -46,6 +48,7 @@ class Session:
     connection: object | None = None
     reserved: dict[int, tuple[int, float]] = field(default_factory=dict)
     expired: dict[int, int] = field(default_factory=dict)
+    lanes: list[int] = field(default_factory=list)
     durable: int = 0
     dropped: int = 0
     _next_ticket: int = 0
@@ -56,6 +59,11 @@ class Session:
     def held_slots(self) -> int:
         """Return how many slots its process may write into because of it."""
         return len(self.reserved) + len(self.expired)
+
+    @property
+    def holds_something(self) -> bool:
+        """Return whether its process may write into slots or hold leases because of it."""
+        return bool(self.reserved or self.expired or self.lanes)
 
     def open_ticket(self) -> int:
         """Note a long block that is not durable yet and return its ticket."""

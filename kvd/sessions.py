@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 
+from kvd.lanes import Lanes
 from kvd.process import Process
 from kvd.reservations import Reservations
 from kvd.session import Session
@@ -30,12 +31,17 @@ class Sessions:
     ----------
     reservations : Reservations
         Where an ended session's slots go.
+    lanes : Lanes
+        What an ended session's leases were in.
     max_processes : int
         How many may be watched at once: each costs a descriptor.
     """
 
-    def __init__(self, reservations: Reservations, max_processes: int = MAX_SESSIONS) -> None:
+    def __init__(
+        self, reservations: Reservations, lanes: Lanes, max_processes: int = MAX_SESSIONS
+    ) -> None:
         self._reservations = reservations
+        self._lanes = lanes
         self._max_processes = max_processes
         self._by_id: dict[int, Session] = {}
         self._processes: dict[int, Process] = {}
@@ -79,7 +85,7 @@ class Sessions:
         process = session.process
         session.connection = None
         session.end_barriers()
-        if (process.ended or not process.pid) and not session.held_slots:
+        if (process.ended or not process.pid) and not session.holds_something:
             self._forget(session)  # Nobody can resume it.
             return
         if process.pidfd < 0:
@@ -87,12 +93,14 @@ class Sessions:
         left = [other for other in process.sessions.values() if other.connection is None]
         for other in left[:-MAX_LEFT]:
             self._reservations.orphan(other)
+            self._lanes.orphan(other)
             self._forget(other)
 
     def end(self, session: Session) -> None:
-        """End a session whose process said that it writes into none of its slots any more."""
+        """End a session whose process said that it neither writes nor reads in its slots."""
         session.end_barriers()
         self._reservations.end(session)
+        self._lanes.end(session)
         self._forget(session)
 
     def release(self, session_id: int, pid: int) -> int:
@@ -138,11 +146,13 @@ class Sessions:
         """Give back whatever a process held that can write no more."""
         process.ended = True
         for session in list(process.sessions.values()):
-            # A connection it passed on, as by fork(2), is served on, without what it reserved.
+            # A connection it passed on, as by fork(2), is served on, without what it held.
             self._reservations.end(session)
+            self._lanes.end(session)
             if session.connection is None:
                 self._forget(session)
         self._reservations.free_orphans(process)
+        self._lanes.free_orphans(process)
         self._close(process)
 
     def _end_if_left(self, session: Session) -> None:
@@ -153,7 +163,7 @@ class Sessions:
         self._by_id.pop(session.id, None)
         process = session.process
         process.sessions.pop(session.id, None)
-        if not process.sessions and not process.orphans:
+        if not (process.sessions or process.orphans or process.orphan_lanes):
             self._close(process)
 
     def _close(self, process: Process) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import tablespace
-from kvd import config, protocol
+from kvd import codec, config, protocol
 from tablespace import checksum64
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -201,7 +201,7 @@ def test_protocol_names_every_error_code_the_daemon_sends() -> None:
 def test_frame_shown_in_protocol_is_a_frame() -> None:
     shown = re.search(r"^((?:[0-9a-f]{2} +)+[0-9a-f]{2})$", text_of("docs/protocol.md"), re.M)
     assert shown is not None
-    assert bytes.fromhex(shown[1]) == protocol.encode(protocol.Ping(id=7))
+    assert bytes.fromhex(shown[1]) == codec.encode(protocol.Ping(id=7))
 
 
 def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:

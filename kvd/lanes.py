@@ -1,0 +1,155 @@
+"""The sessions' lanes, as the daemon reads them: leases, touches, hits it was not asked for."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import mmap
+import os
+from collections.abc import Iterable
+
+from tablespace.shared import Lane, drain_lanes
+
+from kvd.arena import memfd
+from kvd.arena_layout import DATA_SEALS, LANE_TOUCHES, lane_bytes, lane_leases
+from kvd.cache import Cache
+from kvd.errors import ProtocolError
+from kvd.process import Process
+from kvd.protocol import LaneInfo
+from kvd.session import Session
+
+MAX_LANES = 16  # Of one session: a client that works gives those of old connections back.
+# Lanes that one process may leave behind with sessions that nobody resumes: 64 KiB each.
+MAX_ORPHANS = 64
+
+logger = logging.getLogger(__name__)
+
+
+class Lanes:
+    """Every lane. Event loop only.
+
+    Parameters
+    ----------
+    cache : Cache
+        Whose recency and counters the lanes' contents go to.
+
+    Notes
+    -----
+    A session has a lane for each connection that mapped the arena. It lives until the client
+    says (RELEASE) that it holds no lease there, the session ends, or its process does: a closed
+    socket is not a dead process, and what reads under a lease reads on.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._memory = cache.memory
+        self._arena = cache.memory.arena
+        self._lanes: dict[int, Lane] = {}
+        self._ids = itertools.count(1)
+        self._any_hit = False
+        cache.memory.before_evict = self.fold_touches
+
+    def open(self, session: Session) -> tuple[LaneInfo, int]:
+        """Make a lane for a session's connection; return what HELLO_ACK says of it, and its memfd.
+
+        The caller passes the memfd on and closes it.
+
+        Raises
+        ------
+        ProtocolError
+            `limit`, when the process left too many lanes behind, or there is no room.
+        """
+        if len(session.lanes) >= MAX_LANES or len(session.process.orphan_lanes) >= MAX_ORPHANS:
+            raise ProtocolError(
+                "limit",
+                f"process {session.process.pid} left {MAX_LANES} lanes of a session behind, or "
+                f"{MAX_ORPHANS} in all; end its leases, and name their lanes in RELEASE",
+            )
+        leases = lane_leases(self._arena.slot_count)
+        identity = next(self._ids)
+        info = LaneInfo(identity, lane_bytes(leases, LANE_TOUCHES), leases, LANE_TOUCHES)
+        try:
+            fd = memfd("kvd-lane", info.bytes)
+        except OSError as error:
+            raise ProtocolError("limit", f"no lane can be made: {error}") from error
+        try:
+            # All pages now: one that is missing when it is first read would end the daemon.
+            os.posix_fallocate(fd, 0, info.bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, DATA_SEALS)
+            os.fchmod(fd, 0o400)
+            lane = Lane(mmap.mmap(fd, info.bytes), leases=leases, touches=LANE_TOUCHES)
+        except OSError as error:
+            os.close(fd)
+            raise ProtocolError("limit", f"no lane can be made: {error}") from error
+        self._arena.lanes.append(lane)
+        self._lanes[identity] = lane
+        session.lanes.append(identity)
+        return info, fd
+
+    def release(self, session: Session, lanes: Iterable[int]) -> int:
+        """Close lanes of a session in which no lease is held; return how many it had."""
+        count = 0
+        for identity in set(lanes).intersection(session.lanes):
+            session.lanes.remove(identity)
+            self._close(identity)
+            count += 1
+        return count
+
+    def end(self, session: Session) -> None:
+        """Close all lanes of a session: it promised to hold no lease, or its process is gone."""
+        self.release(session, list(session.lanes))
+
+    def orphan(self, session: Session) -> None:
+        """Keep a session's lanes until its process ends; nobody resumes it."""
+        session.process.orphan_lanes += session.lanes
+        session.lanes.clear()
+
+    def free_orphans(self, process: Process) -> None:
+        """Close the lanes that a process which ended left behind."""
+        lanes, process.orphan_lanes = process.orphan_lanes, []
+        for identity in lanes:
+            self._close(identity)
+
+    def leased_slots(self) -> int:
+        """Return how many slots are under some lease now."""
+        leased: set[int] = set()
+        for lane in self._lanes.values():
+            leased |= lane.leases(self._arena.slot_count)
+        return len(leased)
+
+    def fold(self) -> None:
+        """Take in what the clients did since: counters and touches."""
+        self.fold_touches()
+        for lane in self._lanes.values():
+            self._count(lane)
+
+    def fold_touches(self) -> None:
+        """Make what the clients used since the most recent, in both tiers."""
+        write_back = self._cache.write_back
+        for slot in drain_lanes(self._arena.lanes, self._arena.slot_count):
+            block = self._memory.block_at(slot)
+            if block is None:
+                continue
+            self._memory.touch(block)
+            if write_back is not None:
+                write_back.touch(block.disk_key)
+            if not self._any_hit and not self._cache.counters.hits:
+                name = block.namespace.name
+                logger.info("first hit: a block of %r served from memory", name)
+            self._any_hit = True
+
+    def _count(self, lane: Lane) -> None:
+        hits, size_bytes = lane.take_counts()
+        counters = self._cache.counters
+        counters.gets += hits
+        counters.hits += hits
+        self._memory.counters.hits += hits
+        self._memory.counters.bytes_out += size_bytes
+
+    def _close(self, identity: int) -> None:
+        lane = self._lanes.pop(identity)
+        self.fold_touches()
+        self._count(lane)
+        self._arena.lanes.remove(lane)
+        lane.close()
