@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from kvd import protocol
+from kvd import forks, protocol
 from kvd.client_session import ClientSession, InUse, Writer, reserved_slots
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
@@ -73,7 +73,7 @@ class Client:
         self._durable_before = 0
         self._dropped_before = 0
         self._warned: set[str] = set()
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._lock = threading.Lock()
         self._count_lock = threading.Lock()  # Never held while anything waits.
         self._session: ClientSession | None = None
@@ -168,10 +168,12 @@ class Client:
         with self._lock:
             connection, self._connection = self._connection, None
             session = self._session
-            if connection is None or session is None:
+            if session is None:
+                return
+            if connection is None:
+                session.detach()
                 return
             session.closing = True
-            session.let_go()
             # BYE promises that nobody uses this session's slots any more: with a copy or a lease
             # under way we only hang up. The next call goes on with the session and gives back
             # the rest.
@@ -182,10 +184,11 @@ class Client:
             except (UnavailableError, ProtocolError):
                 promise = False
         connection.close()
-        if promise:
-            with self._lock:
-                if self._session is session:
-                    self._forget_session()
+        with self._lock:
+            if promise and self._session is session:
+                self._forget_session()
+            elif session.connection is connection:
+                session.detach()
 
     # -- for the handles -----------------------------------------------------------------------
 
@@ -197,16 +200,18 @@ class Client:
         UnavailableError
             When there is no daemon, or it was tried too short a time ago.
         """
-        self._check_fork()
         connection = self._connection
-        if connection is not None and connection.alive:
+        if connection is not None and connection.broken is None and self._forks == forks.count:
             return connection
+        self._check_fork()
         with self._lock:
             connection = self._connection
             if connection is not None:
                 if connection.alive:
                     return connection
                 self._connection = None
+                if self._session is not None and self._session.connection is connection:
+                    self._session.detach()
             now = time.monotonic()
             if now < self._next_attempt:
                 raise UnavailableError(f"no kvd daemon on {self.socket}: {self._last_failure}")
@@ -370,7 +375,7 @@ class Client:
         """Tell the daemon which slots and lanes nobody here uses any more."""
         with self._lock:
             connection = session.connection
-            if not connection.alive:
+            if connection is None or not connection.alive:
                 return  # Whoever reconnects gives back whatever nobody uses.
             strays, session.strays = session.strays, []
             lanes, session.idle_lanes = session.idle_lanes, []
@@ -448,15 +453,14 @@ class Client:
 
     def _check_fork(self) -> None:
         """Start anew in a forked child: its parent's threads may have left the lock held."""
-        if os.getpid() == self._pid:
+        if self._forks == forks.count:
             return
         inherited, self._connection = self._connection, None
         self._session = None
-        self._durable_before = self._dropped_before = 0
         self._lock = threading.Lock()
         self._count_lock = threading.Lock()
         self._next_attempt = 0.0
         self._backoff_s = FIRST_BACKOFF_S
-        self._pid = os.getpid()
+        self._forks = forks.count
         if inherited is not None:
             inherited.abandon()

@@ -33,8 +33,10 @@ class ClientSession:
     ----------
     id : int
         The daemon's number for it.
-    connection : Connection
-        The latest that carries it.
+    limits : HelloAck
+        What the daemon said of it.
+    connection : Connection or None
+        What carries it; None once that is known to be broken.
     closing : bool
         Nothing may begin any more: its BYE is under way.
     writers : set of Writer
@@ -49,7 +51,8 @@ class ClientSession:
 
     def __init__(self, connection: Connection) -> None:
         self.id = connection.limits.session
-        self.connection = connection
+        self.limits = connection.limits
+        self.connection: Connection | None = connection
         self.closing = False
         self.writers: set[Writer] = set()
         self.strays: list[Grant] = []
@@ -74,18 +77,23 @@ class ClientSession:
         """Return whether nobody uses this session's slots, from now on."""
         self.let_go()
         self.end_idle_lanes()
-        local = self.connection.local
+        local = self.connection.local if self.connection is not None else None
         return not self.writers and not self._earlier and (local is None or local.end_leasing())
+
+    def detach(self) -> None:
+        """Let a broken connection go, and its mapping unless something is leased there."""
+        if self.connection is not None and self.connection.local is not None:
+            self._earlier.append(self.connection.local)
+        self.connection = None
+        self.end_idle_lanes()
 
     def go_on(self, connection: Connection) -> None:
         """Be carried by another connection."""
-        if self.connection.local is not None:
-            self._earlier.append(self.connection.local)
+        self.detach()
         self.connection = connection
         self.closing = False
         self.let_go()
         self.strays = []  # RELEASE names what is kept, so these go back too.
-        self.end_idle_lanes()
 
     def end_idle_lanes(self) -> None:
         """Take the lanes to be ended in which no lease is held, nor will be."""

@@ -72,6 +72,8 @@ class Connection:
         The arena, and lookups in it; None where it was not asked for, or could not be had.
     inline_because : str or None
         Why it could not be had.
+    broken : str or None
+        Why it is of no use any more.
 
     Notes
     -----
@@ -82,12 +84,11 @@ class Connection:
         self.mapping: ArenaMapping | None = None
         self.inline_because: str | None = None
         self.local: LocalIndex | None = None
-        self._pid = os.getpid()
+        self.broken: str | None = None
         self._ids = itertools.count(1)
         self._send_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._waiting: dict[int, _Waiter] = {}
-        self._broken: str | None = None
         self._received_at = 0.0
         self._frames = FrameReader()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,12 +110,7 @@ class Connection:
     @property
     def alive(self) -> bool:
         """Return whether nothing broke yet."""
-        return self._broken is None
-
-    @property
-    def is_own_process(self) -> bool:
-        """Return whether this is the process that opened it, and no forked child."""
-        return os.getpid() == self._pid
+        return self.broken is None
 
     @property
     def is_stuck(self) -> bool:
@@ -126,7 +122,7 @@ class Connection:
 
     def is_there(self) -> bool:
         """Return whether the daemon still holds its end: a system call, for lookups."""
-        return not self.is_stuck and self._notice_end() and self._broken is None
+        return not self.is_stuck and self._notice_end() and self.broken is None
 
     def _notice_end(self) -> bool:
         """Break the connection if the other end is closed; return whether it is not."""
@@ -178,8 +174,8 @@ class Connection:
 
     def close(self, reason: str = "closed") -> None:
         """Break the connection: whoever waits is told."""
-        if self._broken is None:
-            self._broken = reason
+        if self.broken is None:
+            self.broken = reason
         if self.local is not None:
             self.local.stop()
         self._wake_all()
@@ -188,7 +184,7 @@ class Connection:
 
     def abandon(self) -> None:
         """Close this process's copy after a fork; the parent's session goes on."""
-        self._broken = "forked"
+        self.broken = "forked"
         if self.local is not None:
             self.local.stop()
         self._close_descriptors()
@@ -214,7 +210,7 @@ class Connection:
             raise
         finally:
             self._send_lock.release()
-            if self._broken is not None:
+            if self.broken is not None:
                 self._let_go()
 
     def _await(self, waiter: _Waiter, deadline: float) -> Message:
@@ -229,7 +225,7 @@ class Connection:
                     self._read_lock.release()
                     # One of the others reads on; each looks by itself whether that is it.
                     self._wake_all()
-                    if self._broken is not None:
+                    if self.broken is not None:
                         self._let_go()
             else:
                 waiter.wait(min(LOOK_UP_S, _left(deadline)))
@@ -266,8 +262,8 @@ class Connection:
             waiter.wake()
 
     def _require_alive(self) -> None:
-        if self._broken is not None:
-            raise UnavailableError(f"the connection is gone: {self._broken}")
+        if self.broken is not None:
+            raise UnavailableError(f"the connection is gone: {self.broken}")
 
     def _shut_down(self) -> None:
         try:
@@ -335,7 +331,7 @@ class Connection:
                 self.inline_because = f"the arena cannot be mapped: {error}"
                 return
             lane_id = info.lane.id if info.lane is not None else 0
-            self.local = LocalIndex(self.mapping, self.is_there, lane_id)
+            self.local = LocalIndex(self.mapping, lane_id)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -87,12 +87,13 @@ class NamespaceHandle:
         results = [False] * len(keys)
         try:
             session = self._client.session()
+            connection = self._client.connection_of(session)
         except UnavailableError:
             self._client.refuse([UNAVAILABLE] * len(keys))
             return results
-        for part in _parts(values, session.connection):
+        for part in _parts(values, connection):
             put = Put(self._client, session, self.name, retention, ttl_s)
-            store = put.mapped if session.connection.mapping is not None else put.inline
+            store = put.mapped if connection.mapping is not None else put.inline
             try:
                 statuses = store(keys[part], values[part])
             except UnavailableError:
@@ -135,8 +136,10 @@ class NamespaceHandle:
         except UnavailableError:
             return None
         local = connection.local
-        found = None if local is None else local.look(self.name)
-        return None if found is None else (connection, *found)
+        if local is None:
+            return None
+        found = local.look(self.name, connection.is_there)
+        return None if found is None else (connection, found[0], found[1])
 
     def get(self, key: bytes, *, verify: bool = False) -> bytes | None:
         """Return a block's bytes, or None. `verify` as of `get_many_into`."""
@@ -362,12 +365,16 @@ class NamespaceHandle:
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys any tier has; all False while the daemon is away."""
-        checked = checked_keys(keys)
-        present = [False] * len(checked)
         local = self.local_lookup()
-        if local is not None:
-            _, reader, space = local
-            present = reader.contains_many(space, checked)
+        if local is None:
+            checked = checked_keys(keys)
+            present = [False] * len(checked)
+        else:
+            # Checks the keys itself.
+            checked = keys if type(keys) is list else list(keys)
+            present = local[1].contains_many(local[2], checked)
+            if False not in present:
+                return present
         rest = [position for position, there in enumerate(present) if not there]
         for first in range(0, len(rest), protocol.MAX_BATCH_KEYS):
             part = rest[first : first + protocol.MAX_BATCH_KEYS]
@@ -387,12 +394,14 @@ class NamespaceHandle:
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         """Return how many leading keys any tier has; 0 while the daemon is away."""
-        checked = checked_keys(keys)
-        total = 0
         local = self.local_lookup()
+        total = 0
         if local is not None:
-            _, reader, space = local
-            total = reader.match_prefix(space, checked)
+            checked = keys if type(keys) is list else list(keys)
+            total = local[1].match_prefix(local[2], checked)
+            if total == len(checked):
+                return total
+        checked = checked_keys(keys)
         while total < len(checked):
             part = checked[total : total + protocol.MAX_BATCH_KEYS]
             try:

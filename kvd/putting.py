@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvd import protocol
 from kvd.client_session import ClientSession, Writer
+from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
+from kvd.mapping import ArenaMapping
 from tablespace import checksum64
 
 if TYPE_CHECKING:
@@ -44,6 +46,12 @@ class Put:
         self._namespace = namespace
         self._retention = retention
         self._ttl_s = ttl_s
+        self._connection: Connection | None = None
+
+    @property
+    def mapping(self) -> ArenaMapping | None:
+        """Return where the slots lie that were reserved, also when that connection broke."""
+        return None if self._connection is None else self._connection.mapping
 
     def mapped(self, keys: list[bytes], values: list[memoryview]) -> list[str]:
         """Reserve slots, copy the values in, commit; return one word per value."""
@@ -63,14 +71,14 @@ class Put:
                 accepted = accepted_count(statuses)
             return statuses
         except ProtocolError as error:
-            session.connection.close(str(error))
+            self._break(str(error))
             raise UnavailableError(str(error)) from error
         finally:
             client.end_write(session, writer, accepted)
 
     def inline(self, keys: list[bytes], values: list[memoryview]) -> list[str]:
         """Send the values themselves, where the arena is not mapped."""
-        limit = self._session.connection.limits.max_value_bytes
+        limit = self._session.limits.max_value_bytes
         fits = [value.nbytes <= limit for value in values]
         accepted = 0
         writer = Writer()
@@ -102,7 +110,7 @@ class Put:
         self, sizes: list[int], keys: list[bytes] | None, writer: Writer
     ) -> list[protocol.Grant]:
         """Have the writer hold slots, one per size where there is room."""
-        connection = self._client.connection_of(self._session)
+        self._connection = connection = self._client.connection_of(self._session)
         answered = False
         try:
             granted = self._client.ask(
@@ -128,11 +136,16 @@ class Put:
                 # What it grants is not known: the next connection gives it back.
                 connection.close("a RESERVE was not answered")
 
+    def _break(self, reason: str) -> None:
+        connection = self._session.connection
+        if connection is not None:
+            connection.close(reason)
+
     def _copy(
         self, grants: list[protocol.Grant], keys: list[bytes], values: list[memoryview]
     ) -> tuple[list[int], list[protocol.CommitItem]]:
         """Fill the granted slots; return which values those are, and what to commit."""
-        mapping = self._session.connection.mapping
+        mapping = self.mapping
         assert mapping is not None
         positions: list[int] = []
         commits: list[protocol.CommitItem] = []

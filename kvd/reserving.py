@@ -67,6 +67,7 @@ class Slots:
         self._session: ClientSession | None = None
         self._writer = Writer()
         self._accepted = 0
+        self._inline = False
         self._pid = os.getpid()
         self._open = False
 
@@ -180,9 +181,9 @@ class Slots:
         client = self._client
         self._session = session = client.session()
         client.begin_write(session, self._writer)
-        mapping = session.connection.mapping
-        if mapping is None:
-            limit = session.connection.limits.max_value_bytes
+        self._inline = client.connection_of(session).mapping is None
+        if self._inline:
+            limit = session.limits.max_value_bytes
             for slot in self._slots:
                 fits = slot.size_bytes <= limit
                 slot.status = protocol.RESERVED if fits else protocol.TOO_LARGE
@@ -195,14 +196,16 @@ class Slots:
             for slot, grant in zip(part, grants, strict=True):
                 slot.status = grant.status
                 if grant.status == protocol.RESERVED:
+                    mapping = put.mapping
+                    assert mapping is not None
                     slot.grant = grant
                     slot.view = mapping.slot_view(grant, slot.size_bytes)
 
     def _batch_size(self) -> int:
         session = self._session
-        if session is None or session.connection.mapping is not None:
+        if session is None or not self._inline:
             return protocol.MAX_BATCH_KEYS
-        limits = session.connection.limits
+        limits = session.limits
         room = max(1, INLINE_BATCH_BYTES // max(1, limits.max_value_bytes))
         return min(room, max(1, limits.max_batch_blocks))
 
@@ -230,10 +233,7 @@ class Slots:
                 statuses = put.commit(items, self._writer)
                 if retention == "long":
                     self._accepted += accepted_count(statuses)
-        except ProtocolError as error:
-            self._session.connection.close(str(error))
-            statuses = [UNAVAILABLE] * len(part)
-        except UnavailableError:
+        except (ProtocolError, UnavailableError):
             statuses = [UNAVAILABLE] * len(part)
         for slot, status in zip(slots, statuses, strict=True):
             slot.status = status

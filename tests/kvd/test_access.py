@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from kvd.config import parse
 from kvd.errors import ConfigError
 from kvd.peers import Access, Peer
 
@@ -87,21 +88,29 @@ def test_an_allowed_user_is_served_where_the_mode_lets_it(daemons, as_user):
         assert client.stats().pid == daemon.pid
 
 
-def test_a_user_or_group_that_does_not_exist_stops_the_start():
-    for uids, gids, flag in ((["nobody-here"], [], "--allow-uid"), ([], ["x y"], "--allow-gid")):
-        with pytest.raises(ConfigError, match=flag):
-            Access.of_flags(uids, gids)
-    with pytest.raises(ConfigError, match="--allow-uid"):
-        Access.of_flags(["-1"], [])
-    with pytest.raises(ConfigError, match="--allow-gid"):
-        Access.of_flags([], [""])
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--allow-uid", "nobody-here"),
+        ("--allow-uid", "-1"),
+        ("--allow-uid", "0,"),
+        ("--allow-gid", "x y"),
+        ("--allow-gid", str(2**32 - 1)),
+    ],
+)
+def test_a_user_or_group_that_does_not_exist_stops_the_start(flag, text):
+    with pytest.raises(ConfigError, match=flag):
+        parse([f"{flag}={text}"], {})
 
 
 def test_names_and_numbers_are_taken():
-    user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(os.getgid())
-    access = Access.of_flags([f"7,{user.pw_name}", "8"], [group.gr_name])
-    assert access.uids == {7, 8, user.pw_uid}
-    assert access.gids == {group.gr_gid}
+    own, ours = pwd.getpwuid(os.getuid()), grp.getgrgid(os.getgid())
+    config = parse(
+        ["--allow-uid", f"7,{own.pw_name}", "--allow-uid", "8", "--allow-gid", ours.gr_name], {}
+    )
+    assert config.access.uids == {7, 8, own.pw_uid}
+    assert config.access.gids == {ours.gr_gid}
+    assert parse([], {}).access == Access()
 
 
 def test_only_the_own_user_is_let_in_unless_others_are_named():

@@ -147,7 +147,7 @@ def test_a_scribbled_index_is_impossible(running):
     body = msgspec.msgpack.encode({"op": "HELLO", "id": 1, "versions": [1]})
     raw.socket.sendall(len(body).to_bytes(4, "big") + body)
     ack = raw.reply()
-    _, fds, _, _ = socket.recv_fds(raw.socket, 4, 3)
+    _, fds, _, _ = socket.recv_fds(raw.socket, 4, 4)
     try:
         with pytest.raises(PermissionError):
             mmap.mmap(fds[0], ack["arena"]["index_bytes"])

@@ -61,7 +61,7 @@ def test_a_session_is_taken_over_from_a_connection_whose_end_was_not_seen(runnin
     assert second.ack["resumed"] is True
     with pytest.raises((EOFError, ConnectionError)):
         first.ask(op="RESERVE", id=5, namespace="m", sizes=[1])
-    assert second.ask(op="RELEASE", id=3)["count"] == 2
+    assert second.ask(op="RELEASE", id=3, keep=[])["count"] == 2
     assert watch().slots_reserved == 0
     second.close()
 
