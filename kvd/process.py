@@ -24,8 +24,6 @@ class Process:
         As this daemon sees it; 0 where it cannot (another pid namespace).
     pidfd : int
         Readable once the process ended; -1 where there is none.
-    ended : bool
-        It has ended; what is still open was passed on to another process.
     sessions : dict
         Its sessions by id, oldest first; open ones and those that may be resumed.
     orphans : list of int
@@ -36,7 +34,6 @@ class Process:
 
     pid: int = 0
     pidfd: int = -1
-    ended: bool = False
     sessions: dict[int, Session] = field(default_factory=dict)
     orphans: list[int] = field(default_factory=list)
     orphan_lanes: list[int] = field(default_factory=list)

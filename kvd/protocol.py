@@ -21,12 +21,11 @@ Lookups
 BATCH_GET answers, per key, nil (a miss) or a `Hit`: the tier that served it, length, checksum
 and either `(slot, offset, version)` into the arena or the bytes (`data`): when `inline` was
 asked, and when memory had no slot for a block of the long tier. Asked inline, a key may be
-named once in a request. A
-value copied from the arena counts only if the slot's sequence equals `version` before and
-after the copy; else the client asks again.
+named once in a request. A value copied from the arena counts only if the slot's sequence equals
+`version` before and after the copy; else the client asks again.
 
-Whoever mapped the arena looks in its index first (`kvd.local_index`) and asks for the rest.
-For that, a reply about a namespace names its id there (`space`).
+Whoever mapped the arena looks in its index first (`kvd.local_index`); `space` is a namespace's
+id there.
 
 Storing
 -------

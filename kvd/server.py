@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def leave_session(self) -> None:
-        """Hang up at once: the client goes on with its session by another connection."""
+        """Hang up at once: the session goes on by another connection, or its process ended."""
         self._session = None
         self._frames.clear()
         self._backlog.clear()
@@ -425,7 +425,7 @@ class Connection(asyncio.Protocol):
         sessions = self._server.sessions
         before = sessions.connection_of(session_id)
         session = sessions.resume(self, session_id, self._peer.pid)
-        if session is not None and isinstance(before, Connection):
+        if session is not None and before is not None:
             before.leave_session()  # Its end is still to be read, behind this.
         return session
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvd.process import Process
 from kvd.results import Flushed
@@ -20,6 +21,13 @@ class Barrier:
     answer: Callable[[], None]
 
 
+class Carrier(Protocol):
+    """A connection that a session is used by."""
+
+    def leave_session(self) -> None:
+        """Have nothing to do with the session any more: hang up at once."""
+
+
 @dataclass
 class Session:
     """One client's session. Event loop only.
@@ -30,7 +38,7 @@ class Session:
     ----------
     process : Process
         Whose session it is.
-    connection : object or None
+    connection : Carrier or None
         The connection it is used by; None while the client is away.
     reserved : dict
         Slot to (reservation, time of reserving).
@@ -45,7 +53,7 @@ class Session:
     client: str = ""
     engine: str | None = None
     process: Process = field(default_factory=Process)
-    connection: object | None = None
+    connection: Carrier | None = None
     reserved: dict[int, tuple[int, float]] = field(default_factory=dict)
     expired: dict[int, int] = field(default_factory=dict)
     lanes: list[int] = field(default_factory=list)

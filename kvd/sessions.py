@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from kvd.lanes import Lanes
 from kvd.process import Process
 from kvd.reservations import Reservations
-from kvd.session import Session
+from kvd.session import Carrier, Session
 
 MAX_SESSIONS = 1024
 MAX_LEFT = 8  # Sessions of one process that it may still resume; one client has one.
@@ -57,7 +57,7 @@ class Sessions:
         return [session for session in self._by_id.values() if session.connection is not None]
 
     def open(
-        self, connection: object, client: str, engine: str | None, pid: int, pidfd: int
+        self, connection: Carrier, client: str, engine: str | None, pid: int, pidfd: int
     ) -> Session:
         """Return a new session of the process that `pidfd` watches, which is taken over."""
         process = self._process(pid, pidfd)
@@ -66,12 +66,12 @@ class Sessions:
         self._by_id[session.id] = session
         return session
 
-    def connection_of(self, session_id: int) -> object | None:
+    def connection_of(self, session_id: int) -> Carrier | None:
         """Return the connection a session is used by, if it has one."""
         session = self._by_id.get(session_id)
         return None if session is None else session.connection
 
-    def resume(self, connection: object, session_id: int, pid: int) -> Session | None:
+    def resume(self, connection: Carrier, session_id: int, pid: int) -> Session | None:
         """Return the session if it is this process's, now with another connection."""
         session = self._by_id.get(session_id)
         # Without a pid nobody knows whose session it is.
@@ -85,7 +85,7 @@ class Sessions:
         process = session.process
         session.connection = None
         session.end_barriers()
-        if (process.ended or not process.pid) and not session.holds_something:
+        if not process.pid and not session.holds_something:
             self._forget(session)  # Nobody can resume it.
             return
         if process.pidfd < 0:
@@ -109,6 +109,8 @@ class Sessions:
         if session is None or not pid or session.process.pid != pid:
             return 0
         count = session.held_slots
+        if session.connection is not None:
+            session.connection.leave_session()
         self.end(session)
         return count
 
@@ -143,14 +145,12 @@ class Sessions:
         return False
 
     def _ended(self, process: Process) -> None:
-        """Give back whatever a process held that can write no more."""
-        process.ended = True
+        """Give back whatever a process held that can neither write nor read any more."""
         for session in list(process.sessions.values()):
-            # A connection it passed on, as by fork(2), is served on, without what it held.
-            self._reservations.end(session)
-            self._lanes.end(session)
-            if session.connection is None:
-                self._forget(session)
+            if session.connection is not None:
+                # A forked child may keep the socket open. It opens one of its own.
+                session.connection.leave_session()
+            self.end(session)
         self._reservations.free_orphans(process)
         self._lanes.free_orphans(process)
         self._close(process)

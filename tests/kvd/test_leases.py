@@ -143,6 +143,36 @@ def test_the_leases_of_a_killed_client_end_with_its_process(daemon, wait_until):
         wait_until(lambda: client.stats().memory.slots_held == 0)
 
 
+def test_a_child_that_keeps_the_socket_keeps_no_lease(daemon, wait_until):
+    """A forked child held its parent's socket: no end of stream came when the parent died."""
+    forking = HOLDER.replace(
+        "    sys.stdout.write",
+        "    child = __import__('os').fork()\n"
+        "    if child == 0:\n        sys.stdin.read()\n"
+        "        __import__('os')._exit(0)\n    sys.stdout.write",
+    )
+    with daemon.client() as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", b"v")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", forking, daemon.socket],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert holder.stdout.readline() == b"leased\n"
+            assert blocks.delete([b"k"]) == 1
+            assert client.stats().memory.slots_held == 1
+        finally:
+            holder.kill()
+            holder.wait()
+        try:
+            wait_until(lambda: client.stats().memory.slots_held == 0)
+            assert client.stats().sessions == 1
+        finally:
+            holder.stdin.close()  # The child's read ends.
+
+
 def test_a_closed_socket_is_no_dead_process(daemon, wait_until):
     """The connection breaks under a lease: the bytes stay until the block ends."""
     with daemon.client() as client, daemon.client() as other:

@@ -141,3 +141,13 @@ def test_expired_reservations_of_a_session_left_are_given_back_when_it_goes_on(o
         assert rig.memory.quarantined_slots == rig.memory.reserved_slots == 0
 
     on_rig(scenario)
+
+
+def test_a_session_released_while_it_is_open_is_hung_up_on(running, watch):
+    first, second = Raw(running.socket).hello(), Raw(running.socket).hello()
+    reserve(first, 2)
+    assert second.ask(op="RELEASE", id=2, session=first.ack["session"])["count"] == 2
+    with pytest.raises((EOFError, ConnectionError)):
+        first.ask(op="PING", id=3)
+    assert (watch().slots_reserved, watch().slots_quarantined) == (0, 0)
+    second.close()
