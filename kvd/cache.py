@@ -20,6 +20,7 @@ from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
 from kvd.prefetching import Prefetcher
 from kvd.promotion import Loose, Promoter
+from kvd.quotas import Quotas
 from kvd.results import Cleared, Flushed, Location
 from kvd.session import Session
 from kvd.storing import CacheCounters, Storing
@@ -58,6 +59,8 @@ class Cache:
         self.counters = CacheCounters()
         self.events = EventHub(memory)
         self._prefetcher: Prefetcher | None = None
+        self.tiers = long_tier.tiers if long_tier is not None else []
+        self.quotas = Quotas([tier.ledger for tier in self.tiers]) if self.tiers else None
         self.write_back: WriteBack | None = None
         self._promoter: Promoter | None = None
         if long_tier is not None:
@@ -71,7 +74,13 @@ class Cache:
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
         self.storing = Storing(
-            memory, namespaces, long_tier, self.write_back, self._promoter, self.counters
+            memory,
+            namespaces,
+            long_tier,
+            self.write_back,
+            self._promoter,
+            self.counters,
+            self.quotas,
         )
 
     # -- lookups -------------------------------------------------------------------------------

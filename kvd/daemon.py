@@ -7,12 +7,12 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,12 +20,14 @@ from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
+from kvd.descriptors import connections_allowed, raise_limit
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
+from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.server import TICK_S, Connection, Server
 from kvd.sessions import MAX_SESSIONS
@@ -39,9 +41,6 @@ SWITCH_INTERVAL_S = 0.0005
 # Blocks form no cycles; the default thresholds would scan all of them every few thousand sets.
 GC_THRESHOLDS = (50_000, 50, 100)
 THREAD_EXIT_S = 1.0
-MIN_DESCRIPTORS = 64  # Loop, arena, region and its containers, and a few clients.
-SPARE_DESCRIPTORS = 24  # Names and snapshots being written, connections being refused.
-LARGE_CONTAINER_BYTES = 1 << 30
 ACCEPT_COMPLAIN_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -51,15 +50,9 @@ def serve(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
-    # Two descriptors a session (connection and pidfd): the soft limit is often 1,024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= most < MIN_DESCRIPTORS:
-        raise ConfigError(
-            f"this process may open {most} files, and {MIN_DESCRIPTORS} are the least to serve "
-            f"with: raise the limit (ulimit -n), best to {2 * MAX_SESSIONS + MIN_DESCRIPTORS}"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_limit()
     stop = StopSignals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until there are quotas to load anew.
     with contextlib.closing(ListeningSocket(config.socket, config.access)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
@@ -93,7 +86,7 @@ class StopSignals:
 
     def ignore(self) -> None:
         """Let the interpreter's own end be undisturbed."""
-        for number in self.NUMBERS:
+        for number in (*self.NUMBERS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -143,7 +136,7 @@ async def _run_watched(
             config.long_path, config.long_bytes, config.slot_bytes, config.io_mode
         )
         try:
-            await long_tier.on_writer(long_tier.open_region)
+            await opened(long_tier.on_writer(long_tier.open_region), long_tier.region)
         except BaseException:
             long_tier.shut_down()
             raise
@@ -152,6 +145,18 @@ async def _run_watched(
     finally:
         if long_tier is not None:
             long_tier.shut_down()
+
+
+async def opened(opening: asyncio.Future[None], region: Path, every_s: float = 5.0) -> None:
+    """Wait for a region to be open, and say now and then that it takes its time."""
+    started = time.monotonic()
+    while not (await asyncio.wait([opening], timeout=every_s))[0]:
+        logger.info(
+            "still opening %s: %.0f s; clients are served after that",
+            region,
+            time.monotonic() - started,
+        )
+    opening.result()
 
 
 async def _serve(
@@ -170,14 +175,15 @@ async def _serve(
     memory = MemoryTier(arena, writes_back=long_tier is not None)
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
-    notes = list(config.notes)
+    notes = [*config.notes, *start_warnings(config)]
     if cache.namespaces.damage is not None:
         notes.append(cache.namespaces.damage)
-    if long_tier is not None:
-        long_tier.quotas.take(await long_tier.on_writer(quotas.load, long_tier.directory))
+    if cache.quotas is not None:
+        first = cache.tiers[0]
+        cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
-    max_connections = _max_connections(config)
+    max_connections = connections_allowed(config)
     if max_connections < MAX_SESSIONS:
         notes.append(
             f"at most {max_connections} connections, by the limit of open files (ulimit -n)"
@@ -232,21 +238,6 @@ async def _serve(
         arena.close()
     logger.info("stopped")
     return 0
-
-
-def _max_connections(config: Config) -> int:
-    """Return how many connections the limit of open files allows, with a margin.
-
-    A connection that could not be accepted would hang without a word; one over this number is
-    told why it is refused.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_now = len(os.listdir("/proc/self/fd"))
-    containers = 0
-    if config.long_path is not None:
-        containers = -(-config.long_bytes // LARGE_CONTAINER_BYTES)
-    left = limit - open_now - containers - SPARE_DESCRIPTORS
-    return max(1, min(MAX_SESSIONS, left // 2))  # A connection and its process's pidfd.
 
 
 class LoopComplaints:

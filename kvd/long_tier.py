@@ -9,25 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tablespace.shared import checksum_many
 
 import tablespace
-from kvd import region_purge
-from kvd.ages import Ages
-from kvd.census import Census
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.latency import LatencyRing
-from kvd.namespaces import PREFIX_BYTES
-from kvd.quotas import Quotas
 from kvd.refusals import region_refusal
+from kvd.region_ledger import RegionLedger
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
 from tablespace import ClosedError, TablespaceError, checksum64
@@ -88,7 +83,6 @@ class LongCounters:
     bytes_read: int = 0
     reads_failed: int = 0
     promotions_no_room: int = 0
-    rejected: int = 0
 
 
 class LongTier:
@@ -120,11 +114,10 @@ class LongTier:
         self.reads_waiting = 0
         self.failure: str | None = None
         self.resized_from: int | None = None
+        self.disk_look: asyncio.Future[Any] | None = None
         self.evict_policy = "lru"
         self.recover = "salvage"
-        self.quotas = Quotas(slot_bytes)
-        self.census = Census()
-        self.ages = Ages(directory)
+        self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
         self._store: Store | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
@@ -191,9 +184,9 @@ class LongTier:
                 io_mode=self._io_mode,
                 recover=self.recover,
                 on_full="evict",
-                eviction=self.census,
+                eviction=self.ledger.policy(),
             )
-            self.ages.begin(self.census.measure(self._store))
+            self.ledger.opened(self._store)
             if before and before != _container_bytes(path):
                 self.resized_from = before
         except (TablespaceError, ValueError, OSError) as error:
@@ -233,15 +226,22 @@ class LongTier:
                     outcomes[position] = Outcome.CORRUPT
                     continue
             group.append((position, view))
-        if self.quotas.any:
-            group = self._within_quotas(items, present, group, outcomes)
-        written = self._put(
-            [(items[position].key, view, items[position].metadata) for position, view in group]
+        if self.ledger.quotas.any:
+            asked, group = group, []
+            for position, view in asked:
+                # A replacement takes no more than what it replaces.
+                item = items[position]
+                if present[position] or self.ledger.admits(item.key, len(item.view)):
+                    group.append((position, view))
+                else:
+                    outcomes[position] = Outcome.DROPPED
+        written = self.ledger.put(
+            store,
+            [(items[position].key, view, items[position].metadata) for position, view in group],
         )
         for (position, _), kept in zip(group, written, strict=True):
             item = items[position]
             if not kept:
-                self.counters.rejected += 1
                 outcomes[position] = Outcome.DROPPED
             elif item.key in store and not self._holds(item):
                 store.delete(item.key)
@@ -250,46 +250,6 @@ class LongTier:
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         return outcomes
-
-    def _put(self, values: list[tuple[bytes, Buffer, bytes | None]]) -> list[bool]:
-        """Write values and have the census know of them."""
-        if not values:
-            return []
-        keys = [key for key, _, _ in values]
-        lengths = [memoryview(view).nbytes for _, view, _ in values]
-        self.census.expect(dict(zip(keys, lengths, strict=True)))
-        written = [False] * len(values)
-        try:
-            written = self.store.put_many(values)
-        finally:
-            self.census.wrote(keys, written, lengths)
-        last = self.store.stat(keys[-1])
-        if last is not None:
-            self.ages.seen(last.seq)
-        return written
-
-    def _within_quotas(
-        self,
-        items: Sequence[WriteItem],
-        present: Sequence[bool],
-        group: list[tuple[int, Buffer]],
-        outcomes: list[Outcome],
-    ) -> list[tuple[int, Buffer]]:
-        """Return what may be written; a replacement takes no more than what it replaces."""
-        allowed: list[tuple[int, Buffer]] = []
-        coming: Counter[bytes] = Counter()
-        for position, view in group:
-            prefix = items[position].key[:PREFIX_BYTES]
-            limit = self.quotas.limit_of(prefix)
-            if limit is not None and not present[position]:
-                held = self.census.slot_bytes_of(prefix, self.slot_bytes)
-                if held + (coming[prefix] + 1) * self.slot_bytes > limit:
-                    self.counters.rejected += 1
-                    outcomes[position] = Outcome.DROPPED
-                    continue
-                coming[prefix] += 1
-            allowed.append((position, view))
-        return allowed
 
     def _holds(self, item: WriteItem) -> bool:
         entry = self.store.stat(item.key)
@@ -338,7 +298,7 @@ class LongTier:
             else:
                 expires_ns = from_metadata(entry.metadata)
                 values.append(ReadValue(length, entry.checksum, expires_ns))
-        self.census.read(key for key, value in zip(keys, values, strict=True) if value is not None)
+        self.ledger.read(key for key, value in zip(keys, values, strict=True) if value is not None)
         return values
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -409,12 +369,13 @@ class LongTier:
         over = [key for key, limit in limits if limit <= now]
         rest = [(key, limit) for key, limit in limits if limit > now]
         values = store.get_many([key for key, _ in rest])
-        store.put_many(
+        self.ledger.put(
+            store,
             [
                 (key, value, to_metadata(limit))
                 for (key, limit), value in zip(rest, values, strict=True)
                 if value is not None
-            ]
+            ],
         )
         if over:
             store.delete_many(over)
@@ -434,33 +395,22 @@ class LongTier:
             store.clear(prefix)
         return Cleared(entries, size_bytes)
 
+    @property
+    def tiers(self) -> list[LongTier]:
+        """Return every path: this one."""
+        return [self]
+
     def select(self, selection: Selection) -> list[bytes]:
         """Return the keys that a purge means; a look into the index in RAM."""
-        found = region_purge.select(self.store, self.census, self.ages, selection)
-        return [row.key for row in found]
+        return self.ledger.select(self.store, selection)
 
     def purge(self, selection: Selection, *, dry_run: bool = False, zero: bool = False) -> Freed:
         """Delete, durably, what a purge means; with `zero` also overwrite it."""
-        return region_purge.purge(
-            self.store,
-            self.region,
-            self.census,
-            self.ages,
-            selection,
-            dry_run=dry_run,
-            zero=zero,
-        )
+        return self.ledger.purge(self.store, selection, dry_run=dry_run, zero=zero)
 
     def purge_keys(self, keys: Sequence[bytes], *, zero: bool = False) -> Freed:
         """Delete keys durably; with `zero` also overwrite their slots."""
-        return region_purge.purge_keys(self.store, self.region, self.census, keys, zero=zero)
-
-    def has_room_for(self, prefix: bytes, key: bytes) -> bool:
-        """Return whether a block may be written under its namespace's quota."""
-        quotas = self.quotas
-        if quotas.limit_of(prefix) is None or prefix + key in self.census:
-            return True
-        return quotas.has_room(prefix, self.census.slot_bytes_of(prefix))
+        return self.ledger.purge_keys(self.store, keys, zero=zero)
 
     def stats(self) -> StoreStats:
         """Return the store's own statistics."""

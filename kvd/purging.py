@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from kvd import protocol, temp_guard
 from kvd.block import Block
 from kvd.cache import Cache
 from kvd.errors import ProtocolError
-from kvd.long_tier import LongTier
 from kvd.namespaces import MAX_NAMESPACES, PREFIX_BYTES, disk_prefix
 from kvd.region_purge import Freed, Selection
 from kvd.results import Purged, TierPurged
+from kvd.temp_guard import Swept
 from tablespace import TablespaceError
 
 UNNAMED = "unnamed:"  # Leads the label of a namespace whose name is not known, then its prefix.
@@ -81,8 +81,7 @@ async def purge(cache: Cache, request: protocol.Purge) -> Purged:
 
 def _prefixes(cache: Cache, label: str) -> frozenset[bytes]:
     known = frozenset(cache.namespaces.names())
-    present = frozenset(cache.long.census.usage()) if cache.long is not None else frozenset()
-    prefix = prefix_of(label, known, present)
+    prefix = prefix_of(label, known, _on_disk(cache))
     if prefix is None:
         raise ProtocolError("unknown_namespace", f"there is no namespace {label!r}")
     return frozenset({prefix})
@@ -111,26 +110,52 @@ class Taken:
 
 
 async def _purge_temporary(cache: Cache, dry_run: bool) -> Purged:
-    none = TierPurged()
-    if cache.long is None:
-        return Purged(none, none, [], dry_run)
-    swept = await cache.long.on_reader(temp_guard.sweep, cache.long.directory, dry_run=dry_run)
+    swept = await asyncio.gather(
+        *(
+            tier.on_reader(temp_guard.sweep, tier.directory, dry_run=dry_run)
+            for tier in cache.tiers
+        )
+    )
+    return swept_away(swept, dry_run)
+
+
+def swept_away(swept: Sequence[Swept], dry_run: bool) -> Purged:
+    """Return what sweeps of several paths come to."""
     return Purged(
-        none,
-        none,
+        TierPurged(),
+        TierPurged(),
         [],
         dry_run,
-        tmp_files=swept.files,
-        tmp_files_bytes=swept.bytes,
-        tmp_files_kept=swept.kept,
+        tmp_files=sum(each.files for each in swept),
+        tmp_files_bytes=sum(each.bytes for each in swept),
+        tmp_files_kept=sum(each.kept for each in swept),
     )
+
+
+def _on_disk(cache: Cache) -> frozenset[bytes]:
+    """Return the prefixes of all entries of the long tier."""
+    return frozenset(prefix for tier in cache.tiers for prefix in tier.ledger.census.usage())
+
+
+async def _everywhere(calls: Sequence[Awaitable[Freed]]) -> Freed:
+    """Return what all paths freed; the first error once all have ended."""
+    total = Freed()
+    error: BaseException | None = None
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            error = error or result
+        else:
+            total += result
+    if error is not None:
+        raise error
+    return total
 
 
 async def _count(cache: Cache, selection: Selection) -> Taken:
     blocks = _in_memory(cache, selection)
-    freed = Freed()
-    if cache.long is not None:
-        freed = await cache.long.on_writer(cache.long.purge, selection, dry_run=True)
+    freed = await _everywhere(
+        [tier.on_writer(tier.purge, selection, dry_run=True) for tier in cache.tiers]
+    )
     return Taken(blocks, freed, dry_run=True)
 
 
@@ -140,16 +165,16 @@ async def _purge_whole(cache: Cache, selection: Selection, zero: bool) -> Taken:
     with names.hold(selection.prefixes):
         blocks = _in_memory(cache, selection)
         zeroed = _remove(cache, blocks, zero)
-        freed = Freed()
-        if cache.long is not None:
-            freed = await cache.long.on_writer(cache.long.purge, selection, zero=zero)
+        freed = await _everywhere(
+            [tier.on_writer(tier.purge, selection, zero=zero) for tier in cache.tiers]
+        )
+    on_disk = _on_disk(cache)
     for prefix, space in names.by_prefix().items():
         meant = selection.prefixes is None or prefix in selection.prefixes
-        if meant and not cache.memory.blocks_of(space):
+        if meant and prefix not in on_disk and not cache.memory.blocks_of(space):
             space.stored = False
             names.forget(space)
-    if cache.long is not None:
-        await _save_names(cache, cache.long)
+    await _save_names(cache)
     return Taken(blocks, freed, zeroed_bytes=zeroed)
 
 
@@ -159,8 +184,9 @@ async def _purge_old(cache: Cache, selection: Selection, zero: bool) -> Taken:
     zeroed = 0
     freed = Freed()
     keys = [block.disk_key for block in old]
-    if cache.long is not None:
-        keys = list(dict.fromkeys(keys + await cache.long.on_index(cache.long.select, selection)))
+    for tier in cache.tiers:
+        keys += await tier.on_index(tier.select, selection)
+    keys = list(dict.fromkeys(keys))
     removed: list[Block] = []
     for first in range(0, max(1, len(keys)), BATCH_KEYS):
         part = keys[first : first + BATCH_KEYS]
@@ -175,8 +201,9 @@ async def _purge_old(cache: Cache, selection: Selection, zero: bool) -> Taken:
             blocks = cache.void(marked)
             zeroed += _remove(cache, blocks, zero)
             removed += blocks
-            if cache.long is not None:
-                freed += await cache.long.on_writer(cache.long.purge_keys, part, zero=zero)
+            freed += await _everywhere(
+                [tier.on_writer(tier.purge_keys, part, zero=zero) for tier in cache.tiers]
+            )
     return Taken(removed, freed, zeroed_bytes=zeroed)
 
 
@@ -199,8 +226,11 @@ def _in_memory(cache: Cache, selection: Selection) -> list[Block]:
 def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
     """Take blocks out of memory and return how many bytes were overwritten."""
     zeroed = 0
+    if not zero:
+        cache.memory.remove_many(list(blocks))
     for block in blocks:
-        cache.memory.remove(block)
+        if zero:
+            cache.memory.remove(block)
         block.resolve(None)
         if zero and cache.memory.is_free(block.slot):
             # Not one that a disk call or a reader still holds: its bytes are somebody's.
@@ -210,13 +240,13 @@ def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
     return zeroed
 
 
-async def _save_names(cache: Cache, long_tier: LongTier) -> None:
+async def _save_names(cache: Cache) -> None:
     """Let the file of names tell of no namespace that is gone."""
     names = cache.namespaces.take_unsaved(())
-    if names is None:
+    if names is None or not cache.tiers:
         return
     try:
-        await long_tier.on_writer(cache.namespaces.save, names)
+        await cache.tiers[0].on_writer(cache.namespaces.save, names)
     except (OSError, asyncio.CancelledError):
         cache.namespaces.put_back()
         raise

@@ -16,10 +16,9 @@ async def answer(cache: Cache, request: protocol.Quota) -> Limits:
     ProtocolError
         `no_long_tier`, `unknown_namespace`, `bad_request`, `unavailable`.
     """
-    long_tier = cache.long
-    if long_tier is None:
+    if cache.quotas is None:
         raise ProtocolError("no_long_tier", "quotas are of the long tier, and there is none")
-    limits = long_tier.quotas.limits
+    limits = cache.quotas.limits
     if request.action == "list":
         return limits
     if request.action == "reload":
@@ -34,12 +33,14 @@ async def answer(cache: Cache, request: protocol.Quota) -> Limits:
     else:
         limits[request.namespace] = request.limit_bytes
     try:
-        await long_tier.on_writer(quotas.save, long_tier.directory, limits)
+        # The first path has them for all.
+        first = cache.tiers[0]
+        await first.on_writer(quotas.save, first.directory, limits)
     except OSError as error:
         raise ProtocolError(
             "unavailable", f"{quotas.FILE_NAME} is not written: {error}"
         ) from error
-    long_tier.quotas.take(limits)
+    cache.quotas.take(limits)
     return limits
 
 
@@ -51,12 +52,12 @@ async def reload(cache: Cache) -> Limits:
     ProtocolError
         `unavailable`, when the file cannot be used; then the quotas stay as they were.
     """
-    long_tier = cache.long
-    if long_tier is None:
+    if cache.quotas is None:
         return {}
     try:
-        limits = await long_tier.on_writer(quotas.load, long_tier.directory)
+        first = cache.tiers[0]
+        limits = await first.on_writer(quotas.load, first.directory)
     except ConfigError as error:
         raise ProtocolError("unavailable", f"the quotas stay as they were: {error}") from error
-    long_tier.quotas.take(limits)
+    cache.quotas.take(limits)
     return limits

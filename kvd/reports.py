@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.cache import Cache
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongCounters, LongTier
+from kvd.quotas import Quotas
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
 from kvd.write_back import WriteBack
@@ -42,7 +43,7 @@ async def gather(
         errors_total=errors,
         inline_total=counters.inline,
         memory=_memory(cache),
-        long=await _long(cache.long, cache.write_back),
+        long=await _long(cache.long, cache.write_back, cache.quotas),
         notes=notes,
     )
 
@@ -72,8 +73,11 @@ def _memory(cache: Cache) -> MemoryStats:
     )
 
 
-async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> LongStats:
+async def _long(
+    long_tier: LongTier | None, write_back: WriteBack | None, quotas: Quotas | None
+) -> LongStats:
     store = None
+    tiers = long_tier.tiers if long_tier is not None else []
     if long_tier is not None:
         try:
             store = await long_tier.on_index(long_tier.stats)
@@ -112,6 +116,7 @@ async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> Lon
         recovery_seconds=store.recovery.seconds if store is not None else 0.0,
         region=str(long_tier.region) if long_tier is not None else "",
         recovery_source=str(store.recovery.source) if store is not None else "",
-        rejected=counters.rejected,
-        written_never_read_bytes=long_tier.census.never_read_bytes if long_tier is not None else 0,
+        rejected_writes=sum(tier.ledger.rejected_writes for tier in tiers)
+        + (quotas.rejected.total() if quotas is not None else 0),
+        written_never_read_bytes=sum(tier.ledger.census.never_read_bytes for tier in tiers),
     )

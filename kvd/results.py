@@ -209,7 +209,7 @@ class LongStats(msgspec.Struct, frozen=True):
     recovery_seconds: float
     recovery_source: str
     region: str = ""
-    rejected: int = 0
+    rejected_writes: int = 0
     written_never_read_bytes: int = 0
 
 

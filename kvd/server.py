@@ -34,6 +34,7 @@ from kvd.reports import gather
 from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
 from kvd.sessions import MAX_SESSIONS, Sessions
+from kvd.sizing import Sizing
 from kvd.status import status_of_daemon
 from kvd.version import __version__
 
@@ -72,6 +73,7 @@ class Server:
         self.notes = notes
         self.access = access if access is not None else Access()
         self.max_connections = max_connections
+        self.sizing = Sizing(arena.data_bytes, notes)
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
@@ -386,6 +388,7 @@ class Connection(asyncio.Protocol):
                 self._session = None
                 server.sessions.leave(session)
                 raise
+        server.sizing.announced(session.client, request.l1_bytes)
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
         if request.block_bytes is not None and request.block_bytes > server.arena.slot_bytes:

@@ -53,6 +53,13 @@ class Disk:
         metavar="DIR",
         help="directory of the region (default: no long tier)",
     )
+    long_backend: str = flag(
+        "--long-backend",
+        choice("tablespace"),
+        default="tablespace",
+        metavar="NAME",
+        help="what the long tier is: tablespace, a region on disk",
+    )
     long_bytes: int = flag("--long-bytes", size, default="32G", help="hard cap of the region")
     slot_bytes: int = flag(
         "--tablespace-slot-bytes",

@@ -185,7 +185,16 @@ def test_protocol_names_every_status_and_limit() -> None:
 
 def test_protocol_names_every_error_code_the_daemon_sends() -> None:
     table = text_of("docs/protocol.md").partition("## Errors")[2].partition("\n\nThe daemon")[0]
-    daemon = ("cache.py", "dispatch.py", "frames.py", "namespaces.py", "protocol.py", "server.py")
+    daemon = (
+        "cache.py",
+        "codec.py",
+        "dispatch.py",
+        "events.py",
+        "frames.py",
+        "lanes.py",
+        "namespaces.py",
+        "server.py",
+    )
     sent = set()
     for name in daemon:
         sent |= set(
@@ -204,6 +213,16 @@ def test_frame_shown_in_protocol_is_a_frame() -> None:
     assert bytes.fromhex(shown[1]) == codec.encode(protocol.Ping(id=7))
 
 
+def test_frames_shown_as_bytes_are_frames() -> None:
+    page = text_of("docs/protocol.md").partition("## Frames as bytes")[2]
+    frames = re.findall(r"^(->|<-) ((?:[0-9a-f]{2}[ \n]+)+)", page, re.M)
+    assert len(frames) >= 9
+    for arrow, shown in frames:
+        frame = bytes.fromhex(shown)
+        decode = codec.decode_request if arrow == "->" else codec.decode_reply
+        assert codec.encode(decode(frame[4:])) == frame
+
+
 def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config.parse(["--help"])
@@ -212,7 +231,7 @@ def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> N
         block = "\n".join(
             line
             for line in text_of(name).splitlines()
-            if "replay" not in line and "pip" not in line
+            if not any(word in line for word in ("replay", "pip", "statctl"))
         )
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", block):
             assert flag in known, f"{name}: {flag}"
