@@ -51,6 +51,14 @@ class Calls:
             raise
         return future.result()
 
+    async def finish(self, call: Callable[[], None]) -> None:
+        """Make a call that gives something back. It is made to its end, also when cancelled."""
+        future = asyncio.wrap_future(self._pool().submit(call))
+        cancelled = await _ended(future)
+        if cancelled:
+            raise asyncio.CancelledError
+        future.result()
+
     def close(self) -> None:
         """Take no more calls. Those that have begun end by their own bounds."""
         if self._threads is not None and self._pid == os.getpid():
@@ -65,12 +73,14 @@ class Calls:
         return self._threads
 
 
-async def _ended(future: asyncio.Future[T]) -> None:
-    """Wait for the end of a call, however often the waiter is cancelled."""
+async def _ended(future: asyncio.Future[T]) -> bool:
+    """Wait for the end of a call; return whether the waiter was cancelled meanwhile."""
+    was_cancelled = False
     while not future.done():
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError:
-            continue
+            was_cancelled = True
     if not future.cancelled():
         future.exception()  # Looked at, so that nothing is logged about it.
+    return was_cancelled

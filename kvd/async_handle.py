@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvd.async_calls import Calls
 from kvd.errors import UnavailableError
+from kvd.lease import Lease
 from kvd.namespace_handle import NamespaceHandle, TierList
 from kvd.putting import UNAVAILABLE
 from kvd.reserving import Slot, Slots
@@ -94,6 +95,10 @@ class AsyncNamespaceHandle:
         call = partial(self._blocks.get_many_into, keys, buffers, tiers, verify=verify)
         return await self._calls.run(call, too_busy)
 
+    def lease(self, keys: Sequence[bytes]) -> AsyncLease:
+        """Read blocks in place: `async with blocks.lease(keys) as views`."""
+        return AsyncLease(self._blocks.lease(keys), len(keys), self._calls)
+
     # -- asking --------------------------------------------------------------------------------
 
     async def exists(self, keys: Sequence[bytes]) -> list[bool]:
@@ -158,7 +163,7 @@ class AsyncSlots:
         try:
             await self._calls.run(self._enter, self._slots.give_up)
         except asyncio.CancelledError:
-            await self._leave()
+            await self._calls.finish(self._slots.close)
             raise
         return self
 
@@ -168,23 +173,37 @@ class AsyncSlots:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._leave()
+        await self._calls.finish(self._slots.close)
 
     def _enter(self) -> None:
         self._slots.__enter__()
 
-    async def _leave(self) -> None:
-        """Give back what was not committed; not to be cancelled before that is done."""
-        leaving = asyncio.ensure_future(self._calls.run(self._slots.close, self._slots.close))
-        cancelled = False
-        while not leaving.done():
-            try:
-                await asyncio.wait({leaving})
-            except asyncio.CancelledError:
-                cancelled = True
-        leaving.result()
-        if cancelled:
-            raise asyncio.CancelledError
+
+class AsyncLease:
+    """Blocks read in place, see `Lease`; made by `AsyncNamespaceHandle.lease`."""
+
+    def __init__(self, lease: Lease, count: int, calls: Calls) -> None:
+        self._lease = lease
+        self._count = count
+        self._calls = calls
+
+    async def __aenter__(self) -> list[memoryview | None]:
+        try:
+            return await self._calls.run(self._lease.__enter__, lambda: [None] * self._count)
+        except asyncio.CancelledError:
+            await self._calls.finish(self._leave)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._calls.finish(self._leave)
+
+    def _leave(self) -> None:
+        self._lease.__exit__(None, None, None)
 
 
 def _busy() -> NoReturn:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tablespace.shared import MISS, ArenaReader
 
 from kvd import protocol
+from kvd.batches import batch_blocks, put_parts
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
-from kvd.frames import INLINE_BATCH_BYTES
 from kvd.lease import Lease
 from kvd.putting import UNAVAILABLE, Put
 from kvd.reserving import Slots
@@ -91,7 +91,7 @@ class NamespaceHandle:
         except UnavailableError:
             self._client.refuse([UNAVAILABLE] * len(keys))
             return results
-        for part in _parts(values, connection):
+        for part in put_parts(values, connection):
             put = Put(self._client, session, self.name, retention, ttl_s)
             store = put.mapped if connection.mapping is not None else put.inline
             try:
@@ -309,7 +309,7 @@ class NamespaceHandle:
         if not positions:
             return
         try:
-            size = _batch_blocks(self._client.connection())
+            size = batch_blocks(self._client.connection())
         except UnavailableError:
             return
         for first in range(0, len(positions), size):
@@ -484,19 +484,3 @@ class NamespaceHandle:
 
 def _misses(results: Sequence[object]) -> list[int]:
     return [position for position, result in enumerate(results) if result is None]
-
-
-def _batch_blocks(connection: Connection) -> int:
-    """Return how many blocks one lookup may ask for: a small arena holds no more at once."""
-    limits = connection.limits
-    size = limits.max_batch_blocks
-    if connection.mapping is None:
-        size = min(size, max(1, INLINE_BATCH_BYTES // max(1, limits.max_value_bytes)))
-    return max(1, size)
-
-
-def _parts(values: Sequence[memoryview], connection: Connection) -> Iterator[slice]:
-    """Cut a long put into requests."""
-    size = _batch_blocks(connection)
-    for first in range(0, len(values), size):
-        yield slice(first, first + size)

@@ -26,6 +26,9 @@ INTERNAL = {
     "end_write",
     "give_up",
     "hold",
+    "lease_ended",
+    "local_lookup",
+    "look_up_rest",
     "refuse",
     "session",
     "subscriber_hello",
@@ -68,6 +71,10 @@ def test_every_call_works_awaited(running):
                 assert len(slots) == 2
                 slots[0].view[:] = b"333"
                 assert await slots.commit([b"d", None]) == [True, False]
+            async with blocks.lease([b"d", b"x"]) as views:
+                assert views == [b"333", None]
+            with pytest.raises(ValueError):
+                bytes(views[0])
             assert await blocks.exists([b"d", b"x"]) == [True, False]
             assert await blocks.match_prefix([b"a", b"b", b"x"]) == 2
             assert await client.flush(20) == kvd.Flushed(3, 0, 0)
@@ -215,6 +222,30 @@ def test_cancelled_reservations_leak_no_slot(running):
             memory = (await client.stats()).memory
             assert (memory.slots_reserved, memory.slots_quarantined) == (0, 0)
             assert await blocks.put(b"after", b"v")
+
+    asyncio.run(main())
+
+
+def test_cancelled_leases_leave_nothing_leased(running):
+    async def main():
+        async with kvd.AsyncClient(running.socket) as client:
+            blocks = client.namespace("m")
+            keys = [b"%d" % number for number in range(8)]
+            assert all(await blocks.put_many([(key, bytes(1000)) for key in keys]))
+
+            async def read():
+                async with blocks.lease(keys) as views:
+                    assert [bytes(view) for view in views] == [bytes(1000)] * 8
+                    await asyncio.sleep(0.002)
+
+            for turn in range(30):
+                tasks = [asyncio.ensure_future(read()) for _ in range(4)]
+                await asyncio.sleep(0.0007 * (turn % 10))
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            lane = client._client.connection().mapping.reader.lane
+            assert lane.held == 0
 
     asyncio.run(main())
 

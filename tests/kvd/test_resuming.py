@@ -151,3 +151,26 @@ def test_a_session_released_while_it_is_open_is_hung_up_on(running, watch):
         first.ask(op="PING", id=3)
     assert (watch().slots_reserved, watch().slots_quarantined) == (0, 0)
     second.close()
+
+
+def test_leases_outlive_a_connection_and_their_lane_ends_with_them(running, wait_until):
+    def lanes():
+        with open(f"/proc/{running.pid}/maps") as maps:
+            return sum("kvd-lane" in line for line in maps)
+
+    with running.client() as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", b"leased" * 1000, retention="ephemeral")
+        with blocks.lease([b"k"]) as views:
+            client.connection().close()
+            with blocks.lease([b"k"]) as others:
+                assert lanes() == 2
+                client.connection().close()
+                for number in range(200):
+                    wait_until(lambda n=number: blocks.put(b"%d" % n, b"x", retention="ephemeral"))
+                assert lanes() == 3
+                assert views == others == [b"leased" * 1000]
+            assert lanes() == 2
+            assert views == [b"leased" * 1000]
+        assert lanes() == 1
+    wait_until(lambda: lanes() == 0)
