@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 
-from kvd import protocol
+from kvd import codec, protocol
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
 from kvd.local_index import LocalIndex
@@ -69,14 +69,11 @@ class Connection:
     Attributes
     ----------
     mapping, local : ArenaMapping and LocalIndex, or None
-        The arena, and lookups in it, where it was mapped.
+        The arena, and lookups in it; None where it was not asked for, or could not be had.
+    inline_because : str or None
+        Why it could not be had.
     broken : str or None
         Why it is of no use any more.
-    released : bool
-        The next HELLO says that nobody uses this session's slots; guarded as `writers`.
-    writers : set
-        Who copies into slots that this session reserved. The client's lock guards it and
-        `closing`: once that is set nobody is added.
 
     Notes
     -----
@@ -85,14 +82,9 @@ class Connection:
 
     def __init__(self, path: str, hello: protocol.Hello, deadline: float) -> None:
         self.mapping: ArenaMapping | None = None
+        self.inline_because: str | None = None
         self.local: LocalIndex | None = None
-        self.released = False
         self.broken: str | None = None
-        self.accepted_long = 0
-        self.confirmed_durable = 0
-        self.confirmed_dropped = 0
-        self.writers: set[object] = set()
-        self.closing = False
         self._ids = itertools.count(1)
         self._send_lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -156,7 +148,7 @@ class Connection:
         """
         request_id = next(self._ids)
         request.id = request_id
-        frame = protocol.encode(request)
+        frame = codec.encode(request)
         waiter = _Waiter()
         started = time.monotonic()
         try:
@@ -248,11 +240,7 @@ class Connection:
                 raise ConnectionResetError("end of stream")
             self._received_at = time.monotonic()
             for body in self._frames.feed(data):
-                message = protocol.decode_reply(body)
-                waiter = self._waiting.get(message.id)
-                if waiter is not None:
-                    waiter.reply = message
-                    waiter.wake()
+                self._deliver(codec.decode_reply(body))
         except TimeoutError:
             raise
         except (OSError, ProtocolError) as error:
@@ -262,6 +250,12 @@ class Connection:
             # Bytes may be lost that were taken: before the lock is free, break the connection.
             self.close("receiving was interrupted")
             raise
+
+    def _deliver(self, message: Message) -> None:
+        waiter = self._waiting.get(message.id)
+        if waiter is not None:
+            waiter.reply = message
+            waiter.wake()
 
     def _wake_all(self) -> None:
         for waiter in list(self._waiting.values()):
@@ -303,8 +297,11 @@ class Connection:
 
     def _open(self, hello: protocol.Hello, deadline: float) -> protocol.HelloAck:
         self._socket.settimeout(_left(deadline))
-        self._socket.sendall(protocol.encode(hello))
-        reply = protocol.decode_reply(self._read_frame(deadline))
+        try:
+            self._socket.sendall(codec.encode(hello))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # Refused already: why is there to be read.
+        reply = codec.decode_reply(self._read_frame(deadline))
         if isinstance(reply, protocol.Error):
             raise ProtocolError(reply.code, reply.message)
         if not isinstance(reply, protocol.HelloAck):
@@ -321,15 +318,20 @@ class Connection:
         )
         try:
             body = self._read_frame(deadline, start)
-            message = protocol.decode_reply(body)
-            if not isinstance(message, protocol.Arena) or message.fds != protocol.ARENA_FDS:
+            message = codec.decode_reply(body)
+            if not isinstance(message, protocol.Arena):
                 raise ProtocolError("malformed", "HELLO_ACK was not followed by the arena")
-            if len(fds) != len(message.fds):
-                raise ProtocolError(
-                    "bad_arena", f"{len(fds)} descriptors came, not {len(message.fds)}"
-                )
-            self.mapping = ArenaMapping(info, *fds)
-            self.local = LocalIndex(self.mapping)
+            if message.fds != protocol.ARENA_FDS or len(fds) != len(message.fds):
+                # A sandbox, or another container: values then go through the socket.
+                self.inline_because = f"{len(fds)} descriptors came, not the arena's"
+                return
+            try:
+                self.mapping = ArenaMapping(info, *fds)
+            except OSError as error:
+                self.inline_because = f"the arena cannot be mapped: {error}"
+                return
+            lane_id = info.lane.id if info.lane is not None else 0
+            self.local = LocalIndex(self.mapping, lane_id)
         finally:
             for fd in fds:
                 os.close(fd)

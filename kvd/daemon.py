@@ -20,7 +20,7 @@ from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
-from kvd.descriptors import raise_limit
+from kvd.descriptors import connections_allowed, raise_limit
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
@@ -30,6 +30,7 @@ from kvd.notify import Notifier
 from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.server import TICK_S, Connection, Server
+from kvd.sessions import MAX_SESSIONS
 from kvd.sight.watch import Watch
 from kvd.version import __version__
 from tablespace import TablespaceError, format_size
@@ -52,7 +53,7 @@ def serve(config: Config) -> int:
     raise_limit()
     stop = StopSignals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until there are quotas to load anew.
-    with contextlib.closing(ListeningSocket(config.socket)) as listening:
+    with contextlib.closing(ListeningSocket(config.socket, config.access)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
     stop.ignore()
@@ -193,7 +194,12 @@ async def _serve(
         cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
-    server = Server(arena, cache, notes)
+    max_connections = connections_allowed(config)
+    if max_connections < MAX_SESSIONS:
+        notes.append(
+            f"at most {max_connections} connections, by the limit of open files (ulimit -n)"
+        )
+    server = Server(arena, cache, notes, config.access, max_connections)
 
     first_slots: asyncio.Future[None] = loop.create_future()
 

@@ -24,13 +24,17 @@ class LocalIndex:
     mapping : ArenaMapping
         Where to look.
 
+    lane_id : int
+        What the daemon calls its lane; 0 without one.
+
     Notes
     -----
     Safe from any thread.
     """
 
-    def __init__(self, mapping: ArenaMapping) -> None:
+    def __init__(self, mapping: ArenaMapping, lane_id: int = 0) -> None:
         self.mapping = mapping
+        self.lane_id = lane_id
         self._reader = mapping.reader
         self._spaces: dict[str, tuple[ArenaReader, int]] = {}
 

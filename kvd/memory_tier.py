@@ -47,6 +47,8 @@ class MemoryTier:
     may_drop_dirty : callable
         Asked before an unwritten block is evicted. While the disk makes progress the newcomer
         is refused instead: what was accepted is kept, and room comes within milliseconds.
+    on_stored, on_removed : callable or None
+        Told of every block that becomes readable or stops being so.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
     before_evict : callable
@@ -67,6 +69,8 @@ class MemoryTier:
         self._writes_back = writes_back
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
+        self.on_stored: Callable[[Block], None] | None = None
+        self.on_removed: Callable[[Block], None] | None = None
         self.before_evict: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
@@ -220,6 +224,8 @@ class MemoryTier:
         self.value_bytes += block.length
         self.place(block)
         self._watch_expiry(block)
+        if self.on_stored is not None:
+            self.on_stored(block)
 
     def set_expiry(self, block: Block, expires_ns: int) -> None:
         """Give a published block another expiry; 0 means never."""
@@ -298,6 +304,8 @@ class MemoryTier:
         if block.place is not None:
             del block.place[block]
             block.place = None
+        if self.on_removed is not None:
+            self.on_removed(block)
 
     def _let_go(self, slot: int, held: bool) -> None:
         if held:

@@ -23,7 +23,7 @@ from kvd.errors import ConfigError, KvdError
 from kvd.listening import ListeningSocket
 from kvd.machine_memory import free_bytes
 from kvd.pages import Pages
-from kvd.server import MAX_SESSIONS
+from kvd.sessions import MAX_SESSIONS
 from tablespace import TablespaceError, format_size
 
 OK, WARN, FAIL = "ok", "warn", "fail"

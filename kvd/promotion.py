@@ -69,15 +69,22 @@ class Promoter:
         if promotion is not None:
             promotion.void = True
 
-    async def fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | Loose | None]:
-        """Return the blocks of keys that memory did not have, promoted; None for a miss."""
+    async def fetch(
+        self, namespace: Namespace, keys: list[bytes], *, loose: bool = True
+    ) -> list[Block | Loose | None]:
+        """Return the blocks of keys that memory did not have, promoted; None for a miss.
+
+        Without `loose`, those that memory has no slot for are not read.
+        """
         self._long.reads_waiting += 1
         try:
-            return await self._fetch(namespace, keys)
+            return await self._fetch(namespace, keys, loose)
         finally:
             self._long.reads_waiting -= 1
 
-    async def _fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | Loose | None]:
+    async def _fetch(
+        self, namespace: Namespace, keys: list[bytes], loose_too: bool
+    ) -> list[Block | Loose | None]:
         generation = namespace.generation
         deadline = time.monotonic() + LONG_TIMEOUT_S
         on_disk = await self._present(namespace, keys, deadline)
@@ -117,7 +124,7 @@ class Promoter:
         for item in found:
             block = item.block if isinstance(item, Promotion) else item
             blocks.append(block if block is not None and not block.gone else None)
-        if roomless:
+        if roomless and loose_too:
             loose = asyncio.create_task(self._read_loose(namespace, keys, roomless, blocks))
             await asyncio.wait([loose], timeout=max(0.0, deadline - time.monotonic()))
             # What comes after the deadline must not change an answer that is under way.

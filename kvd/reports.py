@@ -41,6 +41,7 @@ async def gather(
         misses_total=counters.gets - counters.hits,
         deletes_total=counters.deletes,
         errors_total=errors,
+        inline_total=counters.inline,
         memory=_memory(cache),
         long=await _long(cache.long, cache.write_back, cache.quotas),
         notes=notes,

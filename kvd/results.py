@@ -223,7 +223,7 @@ class Stats(msgspec.Struct, frozen=True):
 
     `gets_total` counts keys looked up (not requests), `hits_total` and `misses_total` split
     it; `sets_total` counts blocks offered, `sets_stored`, `sets_refreshed` and `sets_refused`
-    split that.
+    split that. `inline_total` counts blocks that went through the socket instead of the arena.
     """
 
     version: str
@@ -242,6 +242,7 @@ class Stats(msgspec.Struct, frozen=True):
     misses_total: int
     deletes_total: int
     errors_total: int
+    inline_total: int
     memory: MemoryStats
     long: LongStats
     notes: list[str]

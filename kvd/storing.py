@@ -34,6 +34,7 @@ class CacheCounters:
     gets: int = 0
     hits: int = 0
     deletes: int = 0
+    inline: int = 0  # Blocks that went through the socket, either way.
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -208,6 +209,7 @@ class Storing:
             if reserved is None:
                 results.append(self.refuse(protocol.NO_ROOM))
                 continue
+            self._counters.inline += 1
             view = self._memory.arena.view(reserved[0], size)
             view[:] = item.value
             view.release()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 from kvd.arena import release
 from kvd.block import Block, Retention
@@ -62,6 +63,7 @@ class WriteBack:
         self._touch_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.limits = ExpiryLimits(long_tier, namespaces.limits)
+        self.on_durable: Callable[[Block], None] = lambda block: None
 
     @property
     def queue_blocks(self) -> int:
@@ -227,6 +229,7 @@ class WriteBack:
                 return
             self._memory.place(block)
             block.resolve(True)
+            self.on_durable(block)
             return
         block.durable = False
         self._long.counters.dropped += 1

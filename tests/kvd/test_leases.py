@@ -15,7 +15,8 @@ import pytest
 import kvd
 from kvd import forks, lease, local_index, namespace_handle
 from kvd.errors import ProtocolError
-from kvd.lanes import MAX_ORPHANS, Lanes
+from kvd.lanes import MAX_LANES, MAX_ORPHANS, Lanes
+from kvd.process import Process
 from kvd.session import Session
 
 SIZE = 65536
@@ -316,7 +317,8 @@ class TestLanes:
     def test_what_a_client_writes_into_its_lane_harms_nobody(self, on_rig):
         async def scenario(rig):
             lanes = Lanes(rig.cache)
-            info, fd = lanes.open(7, os.getpid())
+            session = Session(7)
+            info, fd = lanes.open(session)
             hostile = mmap.mmap(fd, info.bytes)
             os.close(fd)
             source = random.Random(3)
@@ -335,7 +337,7 @@ class TestLanes:
                 held = rig.memory.held_slots
                 assert held <= info.leases == sizes // 4
                 assert rig.accounted() + held == sizes
-            assert lanes.end(7, done=True) is False
+            lanes.end(session)
             rig.cache.tick()
             assert rig.memory.held_slots == 0
             hostile.close()
@@ -344,7 +346,7 @@ class TestLanes:
 
     def test_a_lane_cannot_be_resized_under_the_daemon(self, on_rig):
         async def scenario(rig):
-            _, fd = Lanes(rig.cache).open(1, 1)
+            _, fd = Lanes(rig.cache).open(Session(1))
             for size in (0, 1 << 20):
                 with pytest.raises(PermissionError):
                     os.ftruncate(fd, size)
@@ -352,41 +354,55 @@ class TestLanes:
 
         on_rig(scenario)
 
-    def test_one_process_cannot_release_anothers_lane(self, on_rig):
+    def test_a_session_can_release_its_own_lanes_only(self, on_rig):
         async def scenario(rig):
             lanes = Lanes(rig.cache)
-            _, fd = lanes.open(1, 42)
-            os.close(fd)
-            assert lanes.end(1, done=False)
-            lanes.release(1, 43)
+            first, second = Session(1), Session(2)
+            infos = []
+            for session in (first, first, second):
+                info, fd = lanes.open(session)
+                infos.append(info.id)
+                os.close(fd)
+            assert lanes.release(second, infos[:2]) == 0
+            assert len(rig.arena.lanes) == 3
+            assert lanes.release(first, [infos[0], infos[0], 99]) == 1
+            assert lanes.release(first, infos[:1]) == 0
+            lanes.end(first)
             assert len(rig.arena.lanes) == 1
-            lanes.release(1, 42)
-            lanes.release(1, 42)
+            lanes.orphan(second)
+            lanes.end(second)
+            assert len(rig.arena.lanes) == 1
+            lanes.free_orphans(second.process)
             assert rig.arena.lanes == []
-            assert lanes.end(5, done=False) is False
 
         on_rig(scenario)
 
     def test_a_process_that_leaves_lane_after_lane_behind_gets_no_more(self, on_rig):
         async def scenario(rig):
             lanes = Lanes(rig.cache)
-            for session in range(MAX_ORPHANS):
-                os.close(lanes.open(session, 42)[1])
-                assert lanes.end(session, done=False)
-            with pytest.raises(ProtocolError, match="released"):
-                lanes.open(1000, 42)
-            os.close(lanes.open(1001, 43)[1])
-            for session in range(MAX_ORPHANS):
-                lanes.release(session)
-            os.close(lanes.open(1002, 42)[1])
-            assert len(rig.arena.lanes) == 2
+            process = Process(42)
+            sessions = [Session(number, process=process) for number in range(MAX_ORPHANS)]
+            for session in sessions:
+                os.close(lanes.open(session)[1])
+                lanes.orphan(session)
+            with pytest.raises(ProtocolError, match="RELEASE"):
+                lanes.open(Session(1000, process=process))
+            busy = Session(1001)
+            for _ in range(MAX_LANES):
+                os.close(lanes.open(busy)[1])
+            with pytest.raises(ProtocolError, match="RELEASE"):
+                lanes.open(busy)
+            lanes.free_orphans(process)
+            os.close(lanes.open(Session(1002, process=process))[1])
+            lanes.end(busy)
+            assert len(rig.arena.lanes) == 1
 
         on_rig(scenario)
 
     def test_a_leased_block_in_flight_to_the_disk_keeps_its_slot_until_both_end(self, on_rig):
         async def scenario(rig):
             lanes = Lanes(rig.cache)
-            info, fd = lanes.open(1, 42)
+            info, fd = lanes.open(Session(1))
             memory = mmap.mmap(fd, info.bytes)
             os.close(fd)
             gate = rig.gate("write")
