@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +10,8 @@ from kvd.arena import Arena
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
+from kvd.policy.queue import EvictionQueue
+from kvd.policy.rules import DEFAULT_POLICY, Rule, make_rule
 
 MIN_STALE_LOOKS = 1024
 
@@ -39,6 +40,8 @@ class MemoryTier:
         Gives slots and holds their records.
     writes_back : bool
         Whether there is a long tier; without one every block counts as clean.
+    rule : Rule, optional
+        Ranks the blocks of a class; by default a fresh one of `value`.
 
     Attributes
     ----------
@@ -53,13 +56,14 @@ class MemoryTier:
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
     a client or to a promotion), holding a block, or quarantined (its reservation's owner may
     still write into it). Eviction order: expired, ephemeral, short, long; within a class clean
-    before dirty; least recently used first. Dirty ones are passed over while the disk makes
-    progress. Blocks queued for the long tier are in no list: they are safe.
+    before dirty; then by the rule's rank, lowest first. Dirty ones are passed over while the disk
+    makes progress. Blocks queued for the long tier are in no list: they are safe.
     """
 
-    def __init__(self, arena: Arena, *, writes_back: bool) -> None:
+    def __init__(self, arena: Arena, *, writes_back: bool, rule: Rule | None = None) -> None:
         self.arena = arena
         self._writes_back = writes_back
+        self._rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
@@ -71,11 +75,11 @@ class MemoryTier:
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
         self._expiry_order = 0
-        self._ephemeral: OrderedDict[Block, None] = OrderedDict()
-        self._short_clean: OrderedDict[Block, None] = OrderedDict()
-        self._short_dirty: OrderedDict[Block, None] = OrderedDict()
-        self._long_clean: OrderedDict[Block, None] = OrderedDict()
-        self._long_dirty: OrderedDict[Block, None] = OrderedDict()
+        self._ephemeral: EvictionQueue[Block] = EvictionQueue()
+        self._short_clean: EvictionQueue[Block] = EvictionQueue()
+        self._short_dirty: EvictionQueue[Block] = EvictionQueue()
+        self._long_clean: EvictionQueue[Block] = EvictionQueue()
+        self._long_dirty: EvictionQueue[Block] = EvictionQueue()
         self._order = (
             self._ephemeral,
             self._short_clean,
@@ -144,21 +148,20 @@ class MemoryTier:
         return [key in table for key in keys]
 
     def touch(self, block: Block) -> None:
-        """Make a block the most recently used one."""
-        if block.place is not None:
-            block.place.move_to_end(block)
+        """Note that a block was read: its rank rises, wherever it stands."""
+        self._rule.used(block)
 
     def blocks_of(self, namespace: Namespace) -> list[Block]:
         """Return every block of a namespace."""
         return list(self._tables.get(namespace.id, {}).values())
 
     def dirty_blocks(self, retention: Retention) -> list[Block]:
-        """Return the unwritten, unqueued blocks of a class, least recently used first."""
+        """Return the unwritten, unqueued blocks of a class, lowest rank first."""
         return list(self._long_dirty if retention is Retention.LONG else self._short_dirty)
 
     def oldest_dirty_long(self) -> Block | None:
-        """Return the long block that has waited longest for room in the write queue."""
-        return next(iter(self._long_dirty), None)
+        """Return the long block that waits for room in the write queue and would leave first."""
+        return self._long_dirty.first()
 
     # -- change --------------------------------------------------------------------------------
 
@@ -174,6 +177,8 @@ class MemoryTier:
         table[block.key] = block
         self.entries += 1
         self.value_bytes += block.length
+        block.fill = block.length / self.arena.slot_bytes
+        self._rule.stored(block)
         self.place(block)
         self._watch_expiry(block)
 
@@ -199,22 +204,24 @@ class MemoryTier:
             heapq.heapify(self._expiry)
 
     def place(self, block: Block) -> None:
-        """Put a block at the recent end of the eviction list it belongs to now."""
-        if block.place is not None:
-            del block.place[block]
+        """Put a block on the eviction list it belongs to now. Its rank stays."""
         clean = block.durable or not self._writes_back
         if block.retention is Retention.LONG:
-            block.place = self._long_clean if clean else self._long_dirty
+            place = self._long_clean if clean else self._long_dirty
         elif block.retention is Retention.SHORT:
-            block.place = self._short_clean if clean else self._short_dirty
+            place = self._short_clean if clean else self._short_dirty
         else:
-            block.place = self._ephemeral
-        block.place[block] = None
+            place = self._ephemeral
+        if block.place is place:
+            return
+        self.protect(block)
+        block.place = place
+        place.add(block)
 
     def protect(self, block: Block) -> None:
         """Take a block off its eviction list: it is queued for the long tier."""
         if block.place is not None:
-            del block.place[block]
+            block.place.discard(block)
             block.place = None
 
     def remove(self, block: Block) -> None:
@@ -227,7 +234,7 @@ class MemoryTier:
         self.entries -= 1
         self.value_bytes -= block.length
         if block.place is not None:
-            del block.place[block]
+            block.place.discard(block)
             block.place = None
         self.arena.records.retire(block.slot)
         if not block.writing:
@@ -247,7 +254,7 @@ class MemoryTier:
         if reach >= target_slots or not self._short_dirty:
             return []
         wanted = target_slots - reach
-        return [block for block, _ in zip(self._short_dirty, range(wanted), strict=False)]
+        return self._short_dirty.lowest(wanted)
 
     def sweep(self, limit: int) -> int:
         """Remove up to `limit` expired blocks and return how many."""
@@ -274,13 +281,14 @@ class MemoryTier:
         if self._expiry and self.sweep(1) and self._free:
             return True
         for candidates in self._order:
-            if not candidates:
+            block = candidates.first()
+            if block is None:
                 continue
-            block = next(iter(candidates))
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
             if dirty and not self.may_drop_dirty():
                 continue
             self.remove(block)
+            self._rule.left(block)
             self.counters.evictions += 1
             if dirty:
                 self.counters.dropped += 1
