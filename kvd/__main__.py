@@ -11,6 +11,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "demo": "kvd.demo",
     "replay": "kvd.replay",
+    "size": "kvd.policy.cli",
     "statctl": "kvd.statctl",
 }
 

@@ -12,6 +12,8 @@ import tablespace
 from kvd.arena_layout import PAGE_BYTES
 from kvd.errors import ConfigError
 from kvd.machine_memory import free_bytes
+from kvd.policy.rules import DEFAULT_POLICY, POLICIES
+from kvd.region_eviction import EvictionFlags
 from kvd.socket_path import default_socket
 from kvd.version import __version__
 from tablespace import format_size
@@ -39,6 +41,7 @@ class Config:
     io_mode: str
     log_level: str
     drain_timeout_s: float
+    evict: EvictionFlags
     notes: tuple[str, ...] = ()
 
 
@@ -84,6 +87,11 @@ def parse(argv: Sequence[str]) -> Config:
         log_level=flags.log_level,
         drain_timeout_s=_seconds("--drain-timeout", flags.drain_timeout),
         notes=tuple(notes),
+        evict=EvictionFlags(
+            flags.evict_policy,
+            _share("--watermark", flags.watermark),
+            _share("--evict-ratio", flags.evict_ratio),
+        ),
     )
 
 
@@ -92,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvd",
         allow_abbrev=False,
         description="Serve a tiered KV cache to every engine on this host. No flag is required.",
-        epilog="Commands: kvd replay, kvd statctl, kvd demo; each has its own --help. "
+        epilog="Commands: kvd replay, kvd size, kvd statctl, kvd demo; each has its own --help. "
         "Sizes take K, M, G, T.",
     )
     parser.add_argument("--version", action="version", version=f"kvd {__version__}")
@@ -111,6 +119,26 @@ def _parser() -> argparse.ArgumentParser:
         "--max-bytes",
         metavar="SIZE",
         help="size of the shared arena (default: 8G, or half of what is free if less)",
+    )
+    evict = parser.add_argument_group("eviction")
+    evict.add_argument(
+        "--evict-policy",
+        choices=POLICIES,
+        default=DEFAULT_POLICY,
+        help="in both tiers (default: value)",
+    )
+    evict.add_argument(
+        "--watermark",
+        metavar="SHARE",
+        default="0.9",
+        help="of the long tier in use, at which room is made in the background; 1.0: only when "
+        "a write needs it (default: 0.9)",
+    )
+    evict.add_argument(
+        "--evict-ratio",
+        metavar="SHARE",
+        default="0.1",
+        help="of what is in use that goes then (default: 0.1)",
     )
     disk = parser.add_argument_group("long tier")
     disk.add_argument(
@@ -135,6 +163,16 @@ def _size(flag: str, text: str) -> int:
     if size <= 0:
         raise ConfigError(f"{flag} {text}: not a size; write bytes or K, M, G, T: 512M, 8G")
     return size
+
+
+def _share(flag: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"{flag} {text}: not a share above 0, at most 1; write for example 0.9")
+    return share
 
 
 def _seconds(flag: str, text: str) -> float:

@@ -24,6 +24,7 @@ from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
+from kvd.policy.rules import make_rule
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
 from kvd.version import __version__
@@ -114,7 +115,11 @@ async def _run(config: Config, listening: ListeningSocket, signals: StopSignals)
     long_tier = None
     if config.long_path is not None:
         long_tier = LongTier(
-            config.long_path, config.long_bytes, config.slot_bytes, config.io_mode
+            config.long_path,
+            config.long_bytes,
+            config.slot_bytes,
+            config.io_mode,
+            evict=config.evict,
         )
         try:
             await long_tier.on_writer(long_tier.open_region)
@@ -137,7 +142,11 @@ async def _serve(
     except OSError as error:
         raise memory_refusal(config.max_bytes, error) from error
     arena.pin()
-    memory = MemoryTier(arena, writes_back=long_tier is not None)
+    memory = MemoryTier(
+        arena,
+        writes_back=long_tier is not None,
+        rule=make_rule(config.evict.policy, arena.slot_count),
+    )
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
     notes = list(config.notes)

@@ -101,6 +101,7 @@ class LongStats(msgspec.Struct, frozen=True):
     recovery_seconds: float
     recovery_source: str
     region: str = ""
+    reclaimed_bytes: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True):

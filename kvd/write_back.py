@@ -172,7 +172,13 @@ class WriteBack:
             # Whatever goes wrong, in here or in the engine, costs this group and nothing else.
             views += [self._memory.arena.view(block.slot, block.length) for block, _ in group]
             items = [
-                WriteItem(block.disk_key, view, block.checksum, to_metadata(block.expires_ns))
+                WriteItem(
+                    block.disk_key,
+                    view,
+                    block.checksum,
+                    to_metadata(block.expires_ns),
+                    block.position,
+                )
                 for (block, _), view in zip(group, views, strict=True)
             ]
             outcomes = await self._long.on_writer(self._write_blocking, items, touched, names)
