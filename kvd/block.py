@@ -35,7 +35,7 @@ class Block:
     durable : bool
         True when the long tier had it the last time that was known.
     identity, position, fill, rank, reuses, used_at
-        See `kvd.policy.rules.Ranked`.
+        See `kvd.policy.ranked.Ranked`.
     place : EvictionQueue or None
         The eviction list it stands in; None while it may not be evicted (queued for or in
         flight to the long tier).

@@ -24,7 +24,7 @@ from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
-from kvd.policy.rules import make_rule
+from kvd.policy.live import Sampled
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
 from kvd.version import __version__
@@ -145,7 +145,7 @@ async def _serve(
     memory = MemoryTier(
         arena,
         writes_back=long_tier is not None,
-        rule=make_rule(config.evict.policy, arena.slot_count),
+        rule=Sampled(config.evict.policy, arena.slot_count),
     )
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)

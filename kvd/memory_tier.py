@@ -11,7 +11,8 @@ from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
 from kvd.policy.queue import EvictionQueue
-from kvd.policy.rules import DEFAULT_POLICY, Rule, make_rule
+from kvd.policy.ranked import Rule
+from kvd.policy.rules import DEFAULT_POLICY, make_rule
 
 MIN_STALE_LOOKS = 1024
 
@@ -63,7 +64,7 @@ class MemoryTier:
     def __init__(self, arena: Arena, *, writes_back: bool, rule: Rule | None = None) -> None:
         self.arena = arena
         self._writes_back = writes_back
-        self._rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
+        self.rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
@@ -75,11 +76,11 @@ class MemoryTier:
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
         self._expiry_order = 0
-        self._ephemeral: EvictionQueue[Block] = EvictionQueue()
-        self._short_clean: EvictionQueue[Block] = EvictionQueue()
-        self._short_dirty: EvictionQueue[Block] = EvictionQueue()
-        self._long_clean: EvictionQueue[Block] = EvictionQueue()
-        self._long_dirty: EvictionQueue[Block] = EvictionQueue()
+        self._ephemeral: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._short_clean: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._short_dirty: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._long_clean: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._long_dirty: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
         self._order = (
             self._ephemeral,
             self._short_clean,
@@ -149,7 +150,9 @@ class MemoryTier:
 
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
-        self._rule.used(block)
+        self.rule.used(block)
+        if block.place is not None:
+            block.place.moved(block)
 
     def blocks_of(self, namespace: Namespace) -> list[Block]:
         """Return every block of a namespace."""
@@ -178,7 +181,7 @@ class MemoryTier:
         self.entries += 1
         self.value_bytes += block.length
         block.fill = block.length / self.arena.slot_bytes
-        self._rule.stored(block)
+        self.rule.stored(block)
         self.place(block)
         self._watch_expiry(block)
 
@@ -288,7 +291,7 @@ class MemoryTier:
             if dirty and not self.may_drop_dirty():
                 continue
             self.remove(block)
-            self._rule.left(block)
+            self.rule.left(block)
             self.counters.evictions += 1
             if dirty:
                 self.counters.dropped += 1

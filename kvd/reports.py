@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.cache import Cache
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongCounters, LongTier
+from kvd.policy.live import curve_of
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
 from kvd.write_back import WriteBack
@@ -43,6 +44,7 @@ async def gather(
         memory=_memory(cache),
         long=await _long(cache.long, cache.write_back),
         notes=notes,
+        curve=curve_of(cache.memory.rule),
     )
 
 

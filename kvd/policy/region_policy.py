@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from kvd.policy.queue import EvictionQueue
-from kvd.policy.rules import Rule
+from kvd.policy.ranked import Rule
 
 MAX_HINTS = 4096
 """Blocks of a few write groups: what was told of blocks that were then not stored is let go."""
@@ -73,7 +73,7 @@ class RegionPolicy:
             self._entries[key] = entry
             queue = self._queues.get(slot_bytes)
             if queue is None:
-                queue = self._queues[slot_bytes] = EvictionQueue()
+                queue = self._queues[slot_bytes] = EvictionQueue(self._rule.resolution)
             queue.add(entry)
 
     def used(self, key: bytes) -> None:
@@ -82,6 +82,7 @@ class RegionPolicy:
             entry = self._entries.get(key)
             if entry is not None:
                 self._rule.used(entry)
+                self._queues[entry.slot_bytes].moved(entry)
 
     def removed(self, key: bytes) -> None:
         """Forget a key; of one that was evicted the rule remembers what it was worth."""

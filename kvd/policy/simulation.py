@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvd.policy.queue import EvictionQueue
+from kvd.policy.ranked_cache import RankedCache
 from kvd.policy.rules import make_rule
 
 
@@ -18,21 +18,6 @@ class Row(msgspec.Struct, frozen=True):
     requested_blocks: int
     leading_hits: int
     hit_ratio: float
-
-
-class Entry:
-    """A block of the simulated cache."""
-
-    __slots__ = ("identity", "position", "rank", "reuses", "used_at")
-
-    fill = 1.0
-
-    def __init__(self, hash_id: int, position: int) -> None:
-        self.identity = hash_id
-        self.position = position
-        self.rank = 0.0
-        self.used_at = 0
-        self.reuses = 0
 
 
 class Simulation:
@@ -52,34 +37,16 @@ class Simulation:
         self.requested_blocks = 0
         self.hits = 0
         self.leading_hits = 0
-        self._rule = make_rule(policy, capacity_blocks)
-        self._entries: dict[int, Entry] = {}
-        self._queue: EvictionQueue[Entry] = EvictionQueue()
+        self._cache = RankedCache(capacity_blocks, make_rule(policy, capacity_blocks))
 
     def play(self, hash_ids: Sequence[int]) -> int:
         """Play one request and return its leading hits."""
-        rule, entries, queue = self._rule, self._entries, self._queue
-        leading = None
+        leading = len(hash_ids)
         for position, hash_id in enumerate(hash_ids):
-            entry = entries.get(hash_id)
-            if entry is not None:
+            if self._cache.refer(hash_id, position):
                 self.hits += 1
-                rule.used(entry)
-                continue
-            if leading is None:
-                leading = position
-            if len(entries) >= self.capacity_blocks:
-                victim = queue.first()
-                assert victim is not None
-                queue.discard(victim)
-                del entries[victim.identity]
-                rule.left(victim)
-            entry = Entry(hash_id, position)
-            rule.stored(entry)
-            entries[hash_id] = entry
-            queue.add(entry)
-        if leading is None:
-            leading = len(hash_ids)
+            else:
+                leading = min(leading, position)
         self.requested_blocks += len(hash_ids)
         self.leading_hits += leading
         return leading

@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from kvd.policy.queue import EvictionQueue
-
-if TYPE_CHECKING:
-    from kvd.policy.rules import Ranked, Rule
+from kvd.policy.ranked import LruRule, Ranked, Rule
+from kvd.policy.ranked_cache import RankedCache
+from kvd.policy.sample import Sample
 
 SAMPLE_ENTRIES = 2048
-"""Entries of each small cache, at most: they see a sample of the keys and hold that share."""
+"""Entries of each small cache, at most."""
 
 SCORE_SHARE = 0.5
-
-_MIX = 0xD6E8FEB86659FD93  # An odd constant unlike the ghosts': samples and places are unrelated.
-_WORD_MASK = (1 << 64) - 1
-
-
-class _Entry:
-    __slots__ = ("identity", "position", "rank", "reuses", "used_at")
-
-    fill = 1.0
-
-    def __init__(self, identity: int, position: int) -> None:
-        self.identity = identity
-        self.position = position
-        self.rank = 0.0
-        self.reuses = 0
-        self.used_at = 0
-
-
-class _SmallCache:
-    """The sampled keys under one rule."""
-
-    def __init__(self, capacity: int, rule: Rule) -> None:
-        self._capacity = capacity
-        self._rule = rule
-        self._entries: dict[int, _Entry] = {}
-        self._queue: EvictionQueue[_Entry] = EvictionQueue()
-
-    def refer(self, item: Ranked) -> bool:
-        """Use or store a key and return whether it was there."""
-        entry = self._entries.get(item.identity)
-        if entry is not None:
-            self._rule.used(entry)
-            return True
-        if len(self._entries) >= self._capacity:
-            victim = self._queue.first()
-            assert victim is not None
-            self._queue.discard(victim)
-            del self._entries[victim.identity]
-            self._rule.left(victim)
-        entry = _Entry(item.identity, 0)
-        self._rule.stored(entry)
-        self._entries[entry.identity] = entry
-        self._queue.add(entry)
-        return False
+"""Half the credit is at stake for so many hits, as a share of the entries."""
 
 
 class Trial:
-    """Plays a sample of the references with the credit and without.
+    """Plays a sample of the references with the credit and without, and keeps the score.
 
-    Notes
-    -----
-    Sampling by a hash of the key keeps distances in proportion (Waldspurger et al., SHARDS,
-    FAST 2015), so small caches behave as large ones do.
+    Parameters
+    ----------
+    capacity : int
+        Entries of the real cache.
+    rule_with_credit : callable
+        Makes the rule that gives full credit, for a capacity.
     """
 
-    def __init__(self, capacity: int) -> None:
-        from kvd.policy.rules import LruRule
-        from kvd.policy.value import ValueRule
-
-        shift = max(0, (capacity - 1) // SAMPLE_ENTRIES).bit_length()
-        entries = max(1, capacity >> shift)
-        self._mask = (1 << shift) - 1
-        self._with = _SmallCache(entries, ValueRule(entries, trial=False))
-        self._without = _SmallCache(entries, LruRule())
+    def __init__(self, capacity: int, rule_with_credit: Callable[[int], Rule]) -> None:
+        self._sample = Sample(capacity, SAMPLE_ENTRIES)
+        entries = self._sample.entries
+        self._with = RankedCache(entries, rule_with_credit(entries))
+        self._without = RankedCache(entries, LruRule())
         self._bound = max(1.0, entries * SCORE_SHARE)
         self._score = self._bound
 
@@ -87,7 +41,9 @@ class Trial:
 
     def refer(self, item: Ranked) -> None:
         """Let both see a reference, if its key is in the sample."""
-        if (item.identity * _MIX & _WORD_MASK) >> 32 & self._mask:
-            return
-        score = self._score + self._with.refer(item) - self._without.refer(item)
-        self._score = max(-self._bound, min(self._bound, score))
+        identity = item.identity
+        if identity in self._sample:
+            # Sampled keys are no prompts any more: without positions.
+            gain = self._with.refer(identity, 0) - self._without.refer(identity, 0)
+            if gain:
+                self._score = max(-self._bound, min(self._bound, self._score + gain))

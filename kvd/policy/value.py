@@ -10,13 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kvd.policy.ghosts import MAX_REUSES, GhostTable
+from kvd.policy.ranked import Ranked
 from kvd.policy.trial import Trial
-
-if TYPE_CHECKING:
-    from kvd.policy.rules import Ranked
 
 LONG_HALF_LIFE_S = 86400.0
 """On the long tier a block unused for a day is worth half, however little traffic there was."""
@@ -50,6 +47,8 @@ class ValueRule:
     step by step, also across an eviction (see `GhostTable`). Every operation costs a constant.
     """
 
+    resolution = 64.0
+
     def __init__(
         self,
         capacity: int,
@@ -59,7 +58,7 @@ class ValueRule:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._ghosts = GhostTable(capacity)
-        self._trial = Trial(capacity) if trial else None
+        self._trial = Trial(capacity, _with_full_credit) if trial else None
         self._references = 0
         self._now = 0.0
         self._half_life = float(max(1, capacity))
@@ -119,9 +118,13 @@ class ValueRule:
 
     def _place(self, item: Ranked) -> None:
         # Blocks of a prompt come leading ones first, one reference each: twice that turns the
-        # order round, and a block is worth nothing to a prompt once one before it is gone.
+        # order round also between buckets. A block is worth nothing once one before it is gone.
         loss = min(MAX_PREFIX_LOSS, 2.0 * item.position / self._half_life)
         if item.fill < 1.0:
             loss += min(MAX_EMPTINESS_LOSS, -math.log2(max(item.fill, 0.5)))
         reuses = item.reuses if self._trial is None else item.reuses * self._trial.share
-        item.rank = max(item.rank, self._now + reuses - loss)
+        item.rank = self._now + reuses - loss
+
+
+def _with_full_credit(capacity: int) -> ValueRule:
+    return ValueRule(capacity, trial=False)
