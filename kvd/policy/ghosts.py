@@ -13,7 +13,9 @@ WAYS = 4
 TIME_BITS = 42
 REUSE_BITS = 2
 MAX_REUSES = 2
+"""What is credited at most; more would keep what is no longer asked for."""
 _TAG_SHIFT = TIME_BITS + REUSE_BITS
+_REUSE_MASK = (1 << REUSE_BITS) - 1
 _TIME_MASK = (1 << TIME_BITS) - 1
 _TAG_MASK = (1 << 64 - _TAG_SHIFT) - 1
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads small integers too (Knuth, TAOCP 6.4).
@@ -62,5 +64,5 @@ class GhostTable:
             word = words[place]
             if word >> _TAG_SHIFT == tag and word:
                 words[place] = 0
-                return word & _TIME_MASK, word >> TIME_BITS & MAX_REUSES
+                return word & _TIME_MASK, word >> TIME_BITS & _REUSE_MASK
         return None

@@ -40,6 +40,7 @@ class Sampled:
         self._capacities = [size * self._sample.scale for size in sizes]
         self._hits = [0] * len(sizes)
         self._references = 0
+        self._sampled = 0
 
     def stored(self, item: Ranked) -> None:
         """Rank an entry that comes in."""
@@ -57,22 +58,29 @@ class Sampled:
 
     def curve(self) -> list[Row]:
         """Return a row for each capacity, counts scaled up from the sample."""
-        scale = self._sample.scale
+        # A hot key that fell into the sample, or not, skews it: its references are hits at any
+        # capacity, so the difference to what was to be expected is taken as such.
+        total = self._references
+        excess = self._sampled - total / self._sample.scale
         return [
             Row(
                 self._name,
                 capacity,
-                self._references * scale,
-                hits * scale,
-                round(hits / max(1, self._references), 6),
+                total,
+                self._scaled(hits - excess),
+                round(self._scaled(hits - excess) / max(1, total), 6),
             )
             for capacity, hits in zip(self._capacities, self._hits, strict=True)
         ]
 
+    def _scaled(self, hits: float) -> int:
+        return min(self._references, max(0, round(hits * self._sample.scale)))
+
     def _play(self, item: Ranked) -> None:
+        self._references += 1
         if item.identity not in self._sample:
             return
-        self._references += 1
+        self._sampled += 1
         for number, cache in enumerate(self._caches):
             self._hits[number] += cache.refer(item.identity, 0)
 

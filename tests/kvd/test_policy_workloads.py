@@ -1,4 +1,4 @@
-"""Request traces unlike each other, for judging eviction rules: lists of requests of hash ids."""
+"""The default eviction rule on traces unlike each other: lists of requests of hash ids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import random
 from collections.abc import Callable
 from itertools import accumulate
 
+import pytest
+
+from kvd.policy.ranked_cache import RankedCache
+from kvd.policy.simulation import distinct_blocks, simulate
+from kvd.policy.value import ValueRule
 from kvd.replay.generate import Shape, generate
 
 
@@ -99,3 +104,48 @@ WORKLOADS: dict[str, Callable[[int], list[list[int]]]] = {
     "phases": phases,
     "scan among conversations": scan_among_conversations,
 }
+
+SHARES = (0.02, 0.05, 0.10, 0.20)
+# The hardest of them changes all its documents at once; then no credit for reuse is due.
+TOLERANCE = 0.015
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_value_is_never_clearly_worse_than_lru(name):
+    requests = WORKLOADS[name](1)
+    distinct = distinct_blocks(requests)
+    for share in SHARES:
+        capacity = int(share * distinct)
+        lru = simulate("lru", capacity, requests).hit_ratio
+        value = simulate("value", capacity, requests).hit_ratio
+        assert value >= lru - TOLERANCE, f"{share:.0%} of {distinct}"
+
+
+def test_value_is_better_than_lru_where_conversations_do_not_fit():
+    requests = conversations(1)
+    capacity = int(0.02 * distinct_blocks(requests))
+    gain = (
+        simulate("value", capacity, requests).hit_ratio
+        - simulate("lru", capacity, requests).hit_ratio
+    )
+    assert gain >= 0.01
+
+
+def test_credit_is_withdrawn_where_it_does_not_pay():
+    requests = phases(1)
+    capacity = int(0.05 * distinct_blocks(requests))
+    hits = {}
+    for trial in (True, False):
+        cache = RankedCache(capacity, ValueRule(capacity, trial=trial))
+        hits[trial] = sum(
+            cache.refer(hash_id, position)
+            for hash_ids in requests
+            for position, hash_id in enumerate(hash_ids)
+        )
+    assert hits[True] > hits[False]
+
+
+def test_a_prompt_that_all_share_stays():
+    requests = shared_system_prompt(1)
+    row = simulate("value", 120, requests)
+    assert row.leading_hits == 60 * (len(requests) - 1)
