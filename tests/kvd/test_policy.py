@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from itertools import pairwise
 
 import pytest
@@ -265,3 +266,31 @@ def test_size_needs_a_trace_or_a_daemon(capsys):
     with pytest.raises(SystemExit) as left:
         kvd(["size"])
     assert left.value.code == 2
+
+
+def test_the_cost_of_a_use_and_of_an_eviction_does_not_grow_with_the_number():
+    """Prints microseconds of CPU time; the bound is generous, a walk over all would break it."""
+    per_use = {}
+    for count in (2_000, 100_000):
+        rule = Sampled("value", count)
+        queue = EvictionQueue(rule.resolution)
+        entries = [Entry(number, number % 16) for number in range(count)]
+        for entry in entries:
+            rule.stored(entry)
+            queue.add(entry)
+        began = time.thread_time()
+        for entry in entries:
+            rule.used(entry)
+            queue.moved(entry)
+        used = time.thread_time()
+        for _ in range(count // 2):
+            victim = queue.first()
+            queue.discard(victim)
+            rule.left(victim)
+        done = time.thread_time()
+        per_use[count] = (used - began) / count + (done - used) / (count // 2)
+        print(
+            f"{count}: use {(used - began) / count * 1e6:.2f} us, "
+            f"eviction {(done - used) / (count // 2) * 1e6:.2f} us"
+        )
+    assert per_use[100_000] < 4 * per_use[2_000]
