@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ class Block:
         When the sweep will look at it; 0 for never. Not later than it expires.
     watchers : list of (session, ticket)
         Who waits to hear that it is durable.
+    since_s : float
+        Monotonic clock; when it came into memory.
     """
 
     __slots__ = (
@@ -64,6 +67,7 @@ class Block:
         "rank",
         "retention",
         "reuses",
+        "since_s",
         "slot",
         "used_at",
         "version",
@@ -103,6 +107,7 @@ class Block:
         self.writing = False
         self.gone = False
         self.watchers: list[tuple[Session, int]] = []
+        self.since_s = time.monotonic()
 
     @property
     def disk_key(self) -> bytes:

@@ -6,7 +6,9 @@ Requests that memory can answer are plain calls; those that need the long tier a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator, Sequence
 
 from kvd import protocol
 from kvd.block import Block
@@ -16,6 +18,7 @@ from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
 from kvd.promotion import Loose, Promoter
+from kvd.quotas import Quotas
 from kvd.results import Cleared, Flushed, Location
 from kvd.session import Session
 from kvd.storing import CacheCounters, Storing
@@ -52,6 +55,8 @@ class Cache:
         self.namespaces = namespaces
         self.long = long_tier
         self.counters = CacheCounters()
+        self.tiers = long_tier.tiers if long_tier is not None else []
+        self.quotas = Quotas([tier.ledger for tier in self.tiers]) if self.tiers else None
         self.write_back: WriteBack | None = None
         self._promoter: Promoter | None = None
         if long_tier is not None:
@@ -63,7 +68,13 @@ class Cache:
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
         self.storing = Storing(
-            memory, namespaces, long_tier, self.write_back, self._promoter, self.counters
+            memory,
+            namespaces,
+            long_tier,
+            self.write_back,
+            self._promoter,
+            self.counters,
+            self.quotas,
         )
 
     # -- lookups -------------------------------------------------------------------------------
@@ -236,26 +247,17 @@ class Cache:
         """Remove keys from every tier; return how many any tier had."""
         namespace = self.namespaces.look(name)
         keys = list(dict.fromkeys(keys))
-        removed = [self._forget(namespace, key) for key in keys]
+        removed = self._forget(namespace, keys)
         self.counters.deletes += len(keys)
         if self.long is None:
             return sum(removed)
-        for key in keys:
-            namespace.deleting[key] = namespace.deleting.get(key, 0) + 1
+        disk_keys = [namespace.prefix + key for key in keys]
         try:
-            on_disk = await self.long.on_writer(
-                self.long.delete, [namespace.prefix + key for key in keys]
-            )
+            # Not after a failure: the caller was told, and what is stored next must be found.
+            with self.deleting_on_disk([(namespace, key) for key in keys]):
+                on_disk = await self.long.on_writer(self.long.delete, disk_keys)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
-        finally:
-            # Also after a failure: the caller was told, and what is stored next must be found.
-            for key in keys:
-                left = namespace.deleting[key] - 1
-                if left:
-                    namespace.deleting[key] = left
-                else:
-                    del namespace.deleting[key]
         return sum(here or there for here, there in zip(removed, on_disk, strict=True))
 
     async def clear(self, name: str) -> Cleared:
@@ -265,8 +267,8 @@ class Cache:
         blocks = self.memory.blocks_of(namespace)
         counted = frozenset(block.disk_key for block in blocks)
         size_bytes = sum(block.length for block in blocks)
+        self.memory.remove_many(blocks)
         for block in blocks:
-            self.memory.remove(block)
             block.resolve(None)
         if self.long is None:
             return Cleared(len(blocks), size_bytes)
@@ -281,15 +283,43 @@ class Cache:
             self.namespaces.forget(namespace)
         return Cleared(len(blocks) + on_disk.entries, size_bytes + on_disk.bytes)
 
-    def _forget(self, namespace: Namespace, key: bytes) -> bool:
+    @contextlib.contextmanager
+    def deleting_on_disk(self, marked: Sequence[tuple[Namespace, bytes]]) -> Iterator[None]:
+        """Let what the long tier has under these keys not count meanwhile."""
+        for space, key in marked:
+            space.deleting[key] = space.deleting.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            for space, key in marked:
+                left = space.deleting[key] - 1
+                if left:
+                    space.deleting[key] = left
+                else:
+                    del space.deleting[key]
+
+    def void(self, marked: Sequence[tuple[Namespace, bytes]]) -> list[Block]:
+        """Make reads under way for keys publish nothing; return the blocks memory has of them."""
+        blocks: list[Block] = []
+        for space, key in marked:
+            if self._promoter is not None:
+                self._promoter.void(space, key)
+            block = self.memory.find(space, key)
+            if block is not None:
+                blocks.append(block)
+        return blocks
+
+    def _forget(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
+        """Take keys out of memory; return which were there."""
         if self._promoter is not None:
-            self._promoter.void(namespace, key)
-        block = self.memory.find(namespace, key)
-        if block is None:
-            return False
-        self.memory.remove(block)
-        block.resolve(None)
-        return True
+            for key in keys:
+                self._promoter.void(namespace, key)
+        found = [self.memory.find(namespace, key) for key in keys]
+        blocks = [block for block in found if block is not None]
+        self.memory.remove_many(blocks)
+        for block in blocks:
+            block.resolve(None)
+        return [block is not None for block in found]
 
     def _write_short_ahead(self) -> None:
         """Write the short blocks that would be evicted next, so that their slots are free."""
@@ -300,8 +330,9 @@ class Cache:
                 return
 
     def tick(self) -> None:
-        """Do what is due now and then: expiry, slots that the disk let go of."""
+        """Do what is due now and then: expiry, slots that clients or the disk let go of."""
         self.memory.sweep(SWEEP_BLOCKS)
+        self.memory.reclaim()
         if self._promoter is not None:
             self._promoter.reclaim()
 

@@ -7,26 +7,32 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
+from kvd.descriptors import raise_limit
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
+from kvd.notify import Notifier
 from kvd.policy.live import Sampled
+from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
-from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
+from kvd.region_eviction import EvictionFlags
+from kvd.server import TICK_S, Connection, Server
+from kvd.sight.watch import Watch
 from kvd.version import __version__
 from tablespace import TablespaceError, format_size
 
@@ -36,7 +42,6 @@ SWITCH_INTERVAL_S = 0.0005
 # Blocks form no cycles; the default thresholds would scan all of them every few thousand sets.
 GC_THRESHOLDS = (50_000, 50, 100)
 THREAD_EXIT_S = 1.0
-MIN_DESCRIPTORS = 64  # Loop, arena, region and its containers, and a few clients.
 ACCEPT_COMPLAIN_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -46,15 +51,9 @@ def serve(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
-    # Two descriptors a session (connection and pidfd): the soft limit is often 1,024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= most < MIN_DESCRIPTORS:
-        raise ConfigError(
-            f"this process may open {most} files, and {MIN_DESCRIPTORS} are the least to serve "
-            f"with: raise the limit (ulimit -n), best to {2 * MAX_SESSIONS + MIN_DESCRIPTORS}"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_limit()
     stop = StopSignals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until there are quotas to load anew.
     with contextlib.closing(ListeningSocket(config.socket)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
@@ -88,7 +87,7 @@ class StopSignals:
 
     def ignore(self) -> None:
         """Let the interpreter's own end be undisturbed."""
-        for number in self.NUMBERS:
+        for number in (*self.NUMBERS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -112,6 +111,26 @@ def _leave_stuck_threads(status: int) -> None:
 async def _run(config: Config, listening: ListeningSocket, signals: StopSignals) -> int:
     stop = signals.event()
     asyncio.get_running_loop().set_exception_handler(LoopComplaints())
+    with contextlib.ExitStack() as closing:
+        watch = None
+        if config.metrics is not None:
+            watch = _watch(*config.metrics)
+            closing.callback(watch.close)
+        return await _run_watched(config, listening, stop, watch)
+
+
+def _watch(host: str, port: int) -> Watch:
+    try:
+        return Watch(host, port, asyncio.get_running_loop())
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics {host}:{port}: {error}; choose another address or port"
+        ) from error
+
+
+async def _run_watched(
+    config: Config, listening: ListeningSocket, stop: asyncio.Event, watch: Watch | None
+) -> int:
     long_tier = None
     if config.long_path is not None:
         long_tier = LongTier(
@@ -119,22 +138,38 @@ async def _run(config: Config, listening: ListeningSocket, signals: StopSignals)
             config.long_bytes,
             config.slot_bytes,
             config.io_mode,
-            evict=config.evict,
+            evict=EvictionFlags(config.evict_policy, config.watermark, config.evict_ratio),
         )
         try:
-            await long_tier.on_writer(long_tier.open_region)
+            await opened(long_tier.on_writer(long_tier.open_region), long_tier.region)
         except BaseException:
             long_tier.shut_down()
             raise
     try:
-        return await _serve(config, listening, long_tier, stop)
+        return await _serve(config, listening, long_tier, stop, watch)
     finally:
         if long_tier is not None:
             long_tier.shut_down()
 
 
+async def opened(opening: asyncio.Future[None], region: Path, every_s: float = 5.0) -> None:
+    """Wait for a region to be open, and say now and then that it takes its time."""
+    started = time.monotonic()
+    while not (await asyncio.wait([opening], timeout=every_s))[0]:
+        logger.info(
+            "still opening %s: %.0f s; clients are served after that",
+            region,
+            time.monotonic() - started,
+        )
+    opening.result()
+
+
 async def _serve(
-    config: Config, listening: ListeningSocket, long_tier: LongTier | None, stop: asyncio.Event
+    config: Config,
+    listening: ListeningSocket,
+    long_tier: LongTier | None,
+    stop: asyncio.Event,
+    watch: Watch | None,
 ) -> int:
     loop = asyncio.get_running_loop()
     try:
@@ -145,11 +180,16 @@ async def _serve(
     memory = MemoryTier(
         arena,
         writes_back=long_tier is not None,
-        rule=Sampled(config.evict.policy, arena.slot_count),
+        rule=Sampled(config.evict_policy, arena.slot_count),
     )
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
-    notes = list(config.notes)
+    notes = [*config.notes, *start_warnings(config)]
+    if cache.namespaces.damage is not None:
+        notes.append(cache.namespaces.damage)
+    if cache.quotas is not None:
+        first = cache.tiers[0]
+        cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)
@@ -178,14 +218,23 @@ async def _serve(
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
-    ticker = loop.create_task(_tick(server))
+    notifier = Notifier()
+    ticker = loop.create_task(_tick(server, notifier))
+    loop.add_signal_handler(signal.SIGHUP, lambda: server.run(_reload_quotas(cache)))
     listening.announce()
-    await _banner(config, server, long_tier)
+    if watch is not None:
+        watch.serving(server)
+    await _banner(config, server, long_tier, watch)
+    notifier.ready(f"serves on {config.socket}")
     await stop.wait()
 
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
+    notifier.stopping()
+    if watch is not None:
+        watch.stopping()
     listening.withdraw()
     listener.close()
+    arena.fall_silent()
     server.close_connections()
     await _drain(cache, long_tier, config.drain_timeout_s)
     ticker.cancel()
@@ -222,14 +271,23 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
         pass  # The loop is closed: the daemon is ending and needs no more slots.
 
 
-async def _tick(server: Server) -> None:
+async def _tick(server: Server, notifier: Notifier) -> None:
     while True:
         try:
             server.tick()
+            notifier.alive()
         except Exception:
             # Without its heartbeat the daemon would be dead to its clients.
             logger.exception("the periodic work failed")
         await asyncio.sleep(TICK_S)
+
+
+async def _reload_quotas(cache: Cache) -> None:
+    try:
+        limits = await quota_requests.reload(cache)
+        logger.info("SIGHUP: %d quotas hold from now on", len(limits))
+    except Exception as error:
+        logger.error("SIGHUP: %s", error)
 
 
 async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> None:
@@ -250,7 +308,9 @@ async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> 
         logger.error("closing the region failed: %s", error)
 
 
-async def _banner(config: Config, server: Server, long_tier: LongTier | None) -> None:
+async def _banner(
+    config: Config, server: Server, long_tier: LongTier | None, watch: Watch | None
+) -> None:
     lines = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
@@ -273,6 +333,8 @@ async def _banner(config: Config, server: Server, long_tier: LongTier | None) ->
             f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
             f"from {stats.recovery.source}"
         )
+    if watch is not None:
+        lines.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
     lines += [f"  note     {note}" for note in server.notes]
     lines += [
         f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",

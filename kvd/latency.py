@@ -2,20 +2,23 @@
 
 from collections import deque
 
+from kvd.durations import Histogram
 from kvd.results import Latency
 
 SAMPLES = 2048
 
 
 class LatencyRing:
-    """Keeps the last `SAMPLES` durations."""
+    """Keeps the last `SAMPLES` durations, and counts all of them in `histogram`."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self.histogram = Histogram()
 
     def add(self, seconds: float) -> None:
         """Note one duration."""
         self._samples.append(seconds)
+        self.histogram.add(seconds)
 
     def summary(self) -> Latency:
         """Return the percentiles of what is kept."""

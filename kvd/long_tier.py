@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tablespace.shared import checksum_many
 
@@ -23,6 +23,8 @@ from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_meta
 from kvd.latency import LatencyRing
 from kvd.refusals import region_refusal
 from kvd.region_eviction import EvictionFlags, RegionEviction
+from kvd.region_ledger import RegionLedger
+from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
 from tablespace import ClosedError, TablespaceError, checksum64
 
@@ -125,6 +127,10 @@ class LongTier:
         self.failure: str | None = None
         self.resized_from: int | None = None
         self.eviction = RegionEviction(evict or EvictionFlags(), max_bytes, slot_bytes)
+        self.disk_look: asyncio.Future[Any] | None = None
+        self.evict_policy = self.eviction.flags.policy
+        self.recover = "salvage"
+        self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
         self._store: Store | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
@@ -189,10 +195,11 @@ class LongTier:
                 max_bytes=self.max_bytes,
                 slot_bytes=self.slot_bytes,
                 io_mode=self._io_mode,
-                recover="salvage",
+                recover=self.recover,
                 on_full="evict",
-                eviction=self.eviction.reopen(),
+                eviction=self.ledger.policy(self.eviction.reopen()),
             )
+            self.ledger.opened(self._store)
             if before and before != _container_bytes(path):
                 self.resized_from = before
             self._writer.submit(self.make_room)
@@ -233,9 +240,19 @@ class LongTier:
                     outcomes[position] = Outcome.CORRUPT
                     continue
             group.append((position, view))
+        if self.ledger.quotas.any:
+            asked, group = group, []
+            for position, view in asked:
+                # A replacement takes no more than what it replaces.
+                item = items[position]
+                if present[position] or self.ledger.admits(item.key, len(item.view)):
+                    group.append((position, view))
+                else:
+                    outcomes[position] = Outcome.DROPPED
         self.eviction.expect(items[position] for position, _ in group)
-        written = store.put_many(
-            [(items[position].key, view, items[position].metadata) for position, view in group]
+        written = self.ledger.put(
+            store,
+            [(items[position].key, view, items[position].metadata) for position, view in group],
         )
         for (position, _), kept in zip(group, written, strict=True):
             item = items[position]
@@ -308,6 +325,7 @@ class LongTier:
             else:
                 expires_ns = from_metadata(entry.metadata)
                 values.append(ReadValue(length, entry.checksum, expires_ns))
+        self.ledger.read(key for key, value in zip(keys, values, strict=True) if value is not None)
         return values
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -378,12 +396,13 @@ class LongTier:
         over = [key for key, limit in limits if limit <= now]
         rest = [(key, limit) for key, limit in limits if limit > now]
         values = store.get_many([key for key, _ in rest])
-        store.put_many(
+        self.ledger.put(
+            store,
             [
                 (key, value, to_metadata(limit))
                 for (key, limit), value in zip(rest, values, strict=True)
                 if value is not None
-            ]
+            ],
         )
         if over:
             store.delete_many(over)
@@ -402,6 +421,23 @@ class LongTier:
         if keys:
             store.clear(prefix)
         return Cleared(entries, size_bytes)
+
+    @property
+    def tiers(self) -> list[LongTier]:
+        """Return every path: this one."""
+        return [self]
+
+    def select(self, selection: Selection) -> list[bytes]:
+        """Return the keys that a purge means; a look into the index in RAM."""
+        return self.ledger.select(self.store, selection)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False, zero: bool = False) -> Freed:
+        """Delete, durably, what a purge means; with `zero` also overwrite it."""
+        return self.ledger.purge(self.store, selection, dry_run=dry_run, zero=zero)
+
+    def purge_keys(self, keys: Sequence[bytes], *, zero: bool = False) -> Freed:
+        """Delete keys durably; with `zero` also overwrite their slots."""
+        return self.ledger.purge_keys(self.store, keys, zero=zero)
 
     def stats(self) -> StoreStats:
         """Return the store's own statistics."""

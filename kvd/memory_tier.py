@@ -15,6 +15,7 @@ from kvd.policy.ranked import Rule
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
 
 MIN_STALE_LOOKS = 1024
+LEASED_LOOK = 64  # Candidates for eviction asked of the lanes at a time, once one was leased.
 
 
 @dataclass
@@ -51,14 +52,17 @@ class MemoryTier:
         is refused instead: what was accepted is kept, and room comes within milliseconds.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
+    before_evict : callable
+        Called before a block is chosen: what clients used since counts for the order.
 
     Notes
     -----
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
-    a client or to a promotion), holding a block, or quarantined (its reservation's owner may
-    still write into it). Eviction order: expired, ephemeral, short, long; within a class clean
-    before dirty; then by the rule's rank, lowest first. Dirty ones are passed over while the disk
-    makes progress. Blocks queued for the long tier are in no list: they are safe.
+    a client or to a promotion), holding a block, quarantined (its reservation's owner may still
+    write into it), or held (its block left while a client had leased it). A leased block is not
+    evicted. Eviction order: expired, ephemeral, short, long; within a class clean before dirty;
+    then by the rule's rank, lowest first. Dirty ones are passed over while the disk makes
+    progress. Blocks queued for the long tier are in no list: they are safe.
     """
 
     def __init__(self, arena: Arena, *, writes_back: bool, rule: Rule | None = None) -> None:
@@ -67,12 +71,15 @@ class MemoryTier:
         self.rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
+        self.before_evict: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
         self.entries = 0
         self.reserved_slots = 0
         self.quarantined_slots = 0
         self._free: list[int] = []
+        self._held: set[int] = set()
+        self._by_slot: list[Block | None] = [None] * arena.slot_count
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
         self._expiry_order = 0
@@ -95,6 +102,15 @@ class MemoryTier:
     def free_slots(self) -> int:
         """Return how many populated slots hold nothing."""
         return len(self._free)
+
+    def is_free(self, slot: int) -> bool:
+        """Return whether a slot was the last to become free: nobody has it."""
+        return bool(self._free) and self._free[-1] == slot
+
+    @property
+    def held_slots(self) -> int:
+        """Return how many slots wait for the end of a lease on a block that left."""
+        return len(self._held)
 
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""
@@ -128,6 +144,17 @@ class MemoryTier:
         self.quarantined_slots -= 1
         self._free.append(slot)
 
+    def reclaim(self) -> bool:
+        """Take held slots whose leases ended into use; return whether there were any."""
+        if not self._held:
+            return False
+        slots = list(self._held)
+        leased = self.arena.index.leased(slots, self.arena.lanes)
+        ended = [slot for slot, held in zip(slots, leased, strict=True) if not held]
+        self._held.difference_update(ended)
+        self._free += ended
+        return bool(ended)
+
     # -- lookup --------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, key: bytes) -> Block | None:
@@ -154,6 +181,10 @@ class MemoryTier:
         if block.place is not None:
             block.place.moved(block)
 
+    def block_at(self, slot: int) -> Block | None:
+        """Return the block in a slot, or None."""
+        return self._by_slot[slot]
+
     def blocks_of(self, namespace: Namespace) -> list[Block]:
         """Return every block of a namespace."""
         return list(self._tables.get(namespace.id, {}).values())
@@ -173,9 +204,15 @@ class MemoryTier:
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
         block.namespace.stored = True
-        block.version = self.arena.records.publish(
-            block.slot, block.length, block.checksum, block.namespace.id, block.expires_ns
+        block.version = self.arena.index.publish(
+            block.slot,
+            block.namespace.id,
+            block.key,
+            block.length,
+            block.checksum,
+            block.expires_ns,
         )
+        self._by_slot[block.slot] = block
         self.reserved_slots -= 1
         table[block.key] = block
         self.entries += 1
@@ -228,26 +265,48 @@ class MemoryTier:
             block.place = None
 
     def remove(self, block: Block) -> None:
-        """Take a block out: readers stop at once, the slot is free unless it is in flight."""
-        block.gone = True
-        table = self._tables[block.namespace.id]
-        del table[block.key]
-        if not table:
-            del self._tables[block.namespace.id]
-        self.entries -= 1
-        self.value_bytes -= block.length
-        if block.place is not None:
-            block.place.discard(block)
-            block.place = None
-        self.arena.records.retire(block.slot)
-        if not block.writing:
-            self._free.append(block.slot)
+        """Take a block out; see `remove_many`."""
+        self.remove_many([block])
+
+    def remove_many(self, blocks: list[Block]) -> None:
+        """Take blocks out: readers stop at once, those that hold leases keep the bytes.
+
+        A slot is free unless it is leased, or in flight to the long tier.
+        """
+        for block in blocks:
+            self._take_out(block)
+        slots = [block.slot for block in blocks]
+        leased = self.arena.index.remove(slots, self.arena.lanes)
+        for block, held in zip(blocks, leased, strict=True):
+            if not block.writing:
+                self._let_go(block.slot, held)
 
     def landed(self, block: Block) -> None:
         """Note that a block's write ended: a removed one's slot is free only now."""
         block.writing = False
         if block.gone:
-            self._free.append(block.slot)
+            (held,) = self.arena.index.leased([block.slot], self.arena.lanes)
+            self._let_go(block.slot, held)
+
+    def _take_out(self, block: Block) -> None:
+        """Forget a block; its slot's record is for the caller to change."""
+        block.gone = True
+        table = self._tables[block.namespace.id]
+        del table[block.key]
+        if not table:
+            del self._tables[block.namespace.id]
+        self._by_slot[block.slot] = None
+        self.entries -= 1
+        self.value_bytes -= block.length
+        if block.place is not None:
+            block.place.discard(block)
+            block.place = None
+
+    def _let_go(self, slot: int, held: bool) -> None:
+        if held:
+            self._held.add(slot)
+        else:
+            self._free.append(slot)
 
     # -- eviction ------------------------------------------------------------------------------
 
@@ -262,39 +321,62 @@ class MemoryTier:
     def sweep(self, limit: int) -> int:
         """Remove up to `limit` expired blocks and return how many."""
         now = boot_clock_ns()
-        swept = 0
-        while self._expiry and self._expiry[0][0] <= now and swept < limit:
+        expired: list[Block] = []
+        while self._expiry and self._expiry[0][0] <= now and len(expired) < limit:
             looked_ns, _, block = heapq.heappop(self._expiry)
             if block.gone or looked_ns != block.watched_ns:
                 continue
             block.watched_ns = 0
             if block.expires_ns and block.expires_ns <= now:
-                self._expire(block)
-                swept += 1
+                expired.append(block)
             else:
                 self._watch_expiry(block)  # A refresh moved it.
-        return swept
+        if expired:
+            self._expire(*expired)
+        return len(expired)
 
-    def _expire(self, block: Block) -> None:
-        self.counters.expired += 1
-        self.remove(block)
-        block.resolve(None)
+    def _expire(self, *blocks: Block) -> None:
+        self.counters.expired += len(blocks)
+        self.remove_many(list(blocks))
+        for block in blocks:
+            block.resolve(None)
 
     def _evict_one(self) -> bool:
         if self._expiry and self.sweep(1) and self._free:
             return True
+        if self.reclaim():
+            return True
+        self.before_evict()
         for candidates in self._order:
-            block = candidates.first()
+            dirty = candidates is self._short_dirty or candidates is self._long_dirty
+            if not candidates or (dirty and not self.may_drop_dirty()):
+                continue
+            block = self._evict_first(candidates)
             if block is None:
                 continue
-            dirty = candidates is self._short_dirty or candidates is self._long_dirty
-            if dirty and not self.may_drop_dirty():
-                continue
-            self.remove(block)
-            self.rule.left(block)
             self.counters.evictions += 1
             if dirty:
                 self.counters.dropped += 1
             block.resolve(False if dirty else None)
             return True
         return False
+
+    def _evict_first(self, candidates: EvictionQueue[Block]) -> Block | None:
+        """Evict the first block that no lane holds; a lease is a use of those that are held."""
+        leased: list[Block] = []
+        chosen = None
+        look = 1
+        while chosen is None and len(leased) < len(candidates):
+            blocks = candidates.lowest(len(leased) + look)[len(leased) :]
+            slots = [block.slot for block in blocks]
+            evicted = self.arena.index.evict(slots, self.arena.lanes, 1)
+            chosen = next((block for block in blocks if block.slot in evicted), None)
+            leased += blocks if chosen is None else blocks[: blocks.index(chosen)]
+            look = max(LEASED_LOOK, len(leased))
+        for block in leased:
+            self.touch(block)
+        if chosen is not None:
+            self._take_out(chosen)
+            self.rule.left(chosen)
+            self._free.append(chosen.slot)
+        return chosen

@@ -6,6 +6,7 @@ from kvd.cache import Cache
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongCounters, LongTier
 from kvd.policy.live import curve_of
+from kvd.quotas import Quotas
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
 from kvd.write_back import WriteBack
@@ -42,7 +43,7 @@ async def gather(
         deletes_total=counters.deletes,
         errors_total=errors,
         memory=_memory(cache),
-        long=await _long(cache.long, cache.write_back),
+        long=await _long(cache.long, cache.write_back, cache.quotas),
         notes=notes,
         curve=curve_of(cache.memory.rule),
     )
@@ -66,14 +67,18 @@ def _memory(cache: Cache) -> MemoryStats:
         slots_free=memory.free_slots,
         slots_reserved=memory.reserved_slots,
         slots_quarantined=memory.quarantined_slots,
+        slots_held=memory.held_slots,
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,
         pinned=arena.pin_refusal is None,
     )
 
 
-async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> LongStats:
+async def _long(
+    long_tier: LongTier | None, write_back: WriteBack | None, quotas: Quotas | None
+) -> LongStats:
     store = None
+    tiers = long_tier.tiers if long_tier is not None else []
     if long_tier is not None:
         try:
             store = await long_tier.on_index(long_tier.stats)
@@ -113,4 +118,7 @@ async def _long(long_tier: LongTier | None, write_back: WriteBack | None) -> Lon
         recovery_seconds=store.recovery.seconds if store is not None else 0.0,
         region=str(long_tier.region) if long_tier is not None else "",
         recovery_source=str(store.recovery.source) if store is not None else "",
+        rejected_writes=sum(tier.ledger.rejected_writes for tier in tiers)
+        + (quotas.rejected.total() if quotas is not None else 0),
+        written_never_read_bytes=sum(tier.ledger.census.never_read_bytes for tier in tiers),
     )

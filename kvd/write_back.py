@@ -170,7 +170,11 @@ class WriteBack:
         views: list[memoryview] = []
         try:
             # Whatever goes wrong, in here or in the engine, costs this group and nothing else.
-            views += [self._memory.arena.view(block.slot, block.length) for block, _ in group]
+            # One removed since the group was made is not written: its deletion is asked for
+            # already, and would not be done after this.
+            wanted = [at for at, (block, _) in enumerate(group) if not block.gone]
+            blocks = [group[at][0] for at in wanted]
+            views += [self._memory.arena.view(block.slot, block.length) for block in blocks]
             items = [
                 WriteItem(
                     block.disk_key,
@@ -179,9 +183,11 @@ class WriteBack:
                     to_metadata(block.expires_ns),
                     block.position,
                 )
-                for (block, _), view in zip(group, views, strict=True)
+                for block, view in zip(blocks, views, strict=True)
             ]
-            outcomes = await self._long.on_writer(self._write_blocking, items, touched, names)
+            written = await self._long.on_writer(self._write_blocking, items, touched, names)
+            for at, outcome in zip(wanted, written, strict=True):
+                outcomes[at] = outcome
         except Exception as error:
             self._fail(error)
             if names is not None:

@@ -20,7 +20,7 @@ from tablespace.io.open import IoChoice, choose_io
 from tablespace.io.read_batch import ReadBatch
 from tablespace.io.read_only import ReadOnlyDirectory
 from tablespace.journal_tail import MovedError
-from tablespace.layout import container_name
+from tablespace.layout import container_name, index_bound_bytes
 from tablespace.region import read_region
 from tablespace.resize import CONTAINERS
 from tablespace.stats import Counts, FollowerStats, PoolStats, slot_counts
@@ -267,6 +267,7 @@ class Follower(Store):
             failed=None,
             recovery=view.report,
             choices=list(self._choice.reasons),
+            index_bound_bytes=index_bound_bytes(view.region.geometry),
             seq=view.seq,
             lag_records=lag_records,
             lag_bytes=lag_bytes,

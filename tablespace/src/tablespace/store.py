@@ -31,7 +31,7 @@ from tablespace.io.frame_pool import FramePool
 from tablespace.io.open import IoChoice
 from tablespace.io.put_request import PutRequest
 from tablespace.io.read_batch import NEW_BYTES, ReadBatch
-from tablespace.layout import MAX_GROUP_BLOCKS
+from tablespace.layout import MAX_GROUP_BLOCKS, index_bound_bytes
 from tablespace.prewrite import Prewriter
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
@@ -602,6 +602,7 @@ class Store(AsyncCalls):
             failed=None if failed is None else str(failed),
             recovery=self._recovery,
             choices=self._choices(),
+            index_bound_bytes=index_bound_bytes(self._region.geometry),
         )
 
     def _io_mode(self) -> str:

@@ -7,8 +7,9 @@ import enum
 from libc.errno cimport EAGAIN, ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
+from tablespace._core.block_copy cimport copy_block
 from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport KeyIndex
 from tablespace._core.line_codec cimport LineWriter
@@ -327,10 +328,8 @@ cdef class CommitGroup:
                     % self.memory_alignment(location_container(block.location)) == 0):
                 buffers[at] = block.view.buf
             else:
-                if free_frames == 0:
-                    # A frame given back is written over.
-                    self.sum_up(buffers, &unsummed, at)
                 while free_frames == 0:
+                    self.sum_up(buffers, &unsummed, at)
                     code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                     if code < 0:
                         break
@@ -339,10 +338,12 @@ cdef class CommitGroup:
                 free_frames -= 1
                 frame_of[at] = <int32_t>frame_stack[free_frames]
                 buffers[at] = staging + frame_of[at] * slot_bytes
-                memcpy(buffers[at], block.view.buf, block.length)
+                copy_block(buffers[at], block.view.buf, block.length)
                 if padded > block.length:
                     memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
             while queue.in_flight >= queue.depth:
+                # Before any frame is given back: whoever takes it writes over it.
+                self.sum_up(buffers, &unsummed, at)
                 code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                 if code < 0:
                     break

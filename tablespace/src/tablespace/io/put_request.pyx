@@ -7,8 +7,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.errno cimport EAGAIN, EDQUOT, ENOSPC
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
+from tablespace._core.block_copy cimport copy_block
 from tablespace._core.checksum cimport xxh3_64
 from tablespace._core.commit_queue cimport Request
 from tablespace._core.key_index import check_key
@@ -86,7 +87,7 @@ cdef class PutRequest(Request):
             block = &self.blocks[at]
             if block.frame != NULL:
                 padded = (block.length + PAD_BYTES - 1) // PAD_BYTES * PAD_BYTES
-                memcpy(block.frame, block.view.buf, block.length)
+                copy_block(block.frame, block.view.buf, block.length)
                 memset(block.frame + block.length, 0, padded - block.length)
                 block.check = xxh3_64(block.frame, block.length)
                 block.summed = True

@@ -16,8 +16,8 @@ from libc.errno cimport EAGAIN, EILSEQ, ENOMEM, ETIMEDOUT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.stdlib cimport posix_memalign
-from libc.string cimport memcpy
 
+from tablespace._core.block_copy cimport copy_block
 from tablespace._core.checksum cimport hash_key, xxh3_64
 from tablespace._core.key_index cimport Entry, KeyIndex, raw_length
 from tablespace._core.lending cimport Lending, Loan
@@ -352,7 +352,7 @@ cdef class ReadBatch:
             self.read_again(read, padded)
         else:
             if read.buffer != read.target:
-                memcpy(read.target, read.buffer, read.length)
+                copy_block(read.target, read.buffer, read.length)
             read.result = read.length
 
     cdef void read_again(self, Read *read, size_t padded) noexcept nogil:
@@ -371,7 +371,7 @@ cdef class ReadBatch:
         if result >= 0 and xxh3_64(private, read.length) != read.check:
             result = -EILSEQ
         if result >= 0:
-            memcpy(read.target, private, read.length)
+            copy_block(read.target, private, read.length)
             result = read.length
         read.result = result
         free(private)
@@ -422,7 +422,7 @@ cdef class ReadBatch:
         if value is None:
             read.result = -EILSEQ
         elif read.held:
-            memcpy(read.view.buf, PyBytes_AS_STRING(value), read.raw)
+            copy_block(read.view.buf, PyBytes_AS_STRING(value), read.raw)
         else:
             self.out[at] = value
         return 0
