@@ -135,11 +135,10 @@ class Lanes:
     def close(self) -> None:
         """Take in what there is and let all lanes go: the daemon ends."""
         self.fold()
-        for lane, _ in self._lanes.values():
+        for lane in self._lanes.values():
             self._arena.lanes.remove(lane)
             lane.close()
         self._lanes.clear()
-        self._orphans.clear()
 
     def _count(self, lane: Lane) -> None:
         hits, size_bytes = lane.take_counts()
