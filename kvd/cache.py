@@ -150,8 +150,8 @@ class Cache:
                     "long", len(block.value), block.checksum, -1, -1, 0, block.value
                 )
             else:
+                # Its rank is fresh: publishing was this use.
                 hits[position] = self._hit(block, "long")
-                self.memory.touch(block)
         if found:
             self.namespaces.keep(namespace)
             if not self.counters.hits:

@@ -27,8 +27,10 @@ from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
+from kvd.policy.live import Sampled
 from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
+from kvd.region_eviction import EvictionFlags
 from kvd.server import TICK_S, Connection, Server
 from kvd.sessions import MAX_SESSIONS
 from kvd.sight.watch import Watch
@@ -133,7 +135,11 @@ async def _run_watched(
     long_tier = None
     if config.long_path is not None:
         long_tier = LongTier(
-            config.long_path, config.long_bytes, config.slot_bytes, config.io_mode
+            config.long_path,
+            config.long_bytes,
+            config.slot_bytes,
+            config.io_mode,
+            evict=EvictionFlags(config.evict_policy, config.watermark, config.evict_ratio),
         )
         try:
             await opened(long_tier.on_writer(long_tier.open_region), long_tier.region)
@@ -183,7 +189,11 @@ async def _serve(
         arena.pin_refusal = "--no-pin"
     else:
         arena.pin()
-    memory = MemoryTier(arena, writes_back=long_tier is not None)
+    memory = MemoryTier(
+        arena,
+        writes_back=long_tier is not None,
+        rule=Sampled(config.evict_policy, arena.slot_count),
+    )
     names_directory = config.long_path if long_tier is not None else None
     cache = Cache(memory, Namespaces(names_directory), long_tier)
     notes = [*config.notes, *start_warnings(config)]

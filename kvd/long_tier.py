@@ -22,6 +22,7 @@ import tablespace
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.latency import LatencyRing
 from kvd.refusals import region_refusal
+from kvd.region_eviction import EvictionFlags, RegionEviction
 from kvd.region_ledger import RegionLedger
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
@@ -58,6 +59,7 @@ class WriteItem:
     view: memoryview
     checksum: int
     metadata: bytes | None
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class LongTier:
         Geometry of the region.
     io_mode : str
         As tablespace's.
+    evict : EvictionFlags
+        Which entries leave, and when.
 
     Notes
     -----
@@ -104,7 +108,15 @@ class LongTier:
     are for the loop.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, slot_bytes: int, io_mode: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        slot_bytes: int,
+        io_mode: str,
+        *,
+        evict: EvictionFlags | None = None,
+    ) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self.slot_bytes = slot_bytes
@@ -114,8 +126,9 @@ class LongTier:
         self.reads_waiting = 0
         self.failure: str | None = None
         self.resized_from: int | None = None
+        self.eviction = RegionEviction(evict or EvictionFlags(), max_bytes, slot_bytes)
         self.disk_look: asyncio.Future[Any] | None = None
-        self.evict_policy = "lru"
+        self.evict_policy = self.eviction.flags.policy
         self.recover = "salvage"
         self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
@@ -184,11 +197,12 @@ class LongTier:
                 io_mode=self._io_mode,
                 recover=self.recover,
                 on_full="evict",
-                eviction=self.ledger.policy(),
+                eviction=self.ledger.policy(self.eviction.reopen()),
             )
             self.ledger.opened(self._store)
             if before and before != _container_bytes(path):
                 self.resized_from = before
+            self._writer.submit(self.make_room)
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(self.directory, path, error) from error
 
@@ -235,6 +249,7 @@ class LongTier:
                     group.append((position, view))
                 else:
                     outcomes[position] = Outcome.DROPPED
+        self.eviction.expect(items[position] for position, _ in group)
         written = self.ledger.put(
             store,
             [(items[position].key, view, items[position].metadata) for position, view in group],
@@ -249,7 +264,19 @@ class LongTier:
             else:
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
+        self.make_room()
         return outcomes
+
+    def make_room(self) -> None:
+        """Evict a bounded number above the watermark, and the rest behind the writes that wait.
+
+        What goes wrong here is told by the next write; this one is done.
+        """
+        try:
+            if self.eviction.step(self.store):
+                self._writer.submit(self.make_room)
+        except (TablespaceError, OSError, RuntimeError) as error:
+            logger.debug("no room was made above the watermark: %s", error)
 
     def _holds(self, item: WriteItem) -> bool:
         entry = self.store.stat(item.key)

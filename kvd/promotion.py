@@ -32,6 +32,8 @@ class Promotion:
         The namespace's, when the read began; another one at publishing time voids it.
     void : bool
         Its key was deleted or stored anew meanwhile.
+    position : int
+        Of its key in the lookup that began it.
     block : Block or None
         The result.
     """
@@ -41,6 +43,7 @@ class Promotion:
     slot: int
     generation: int
     void: bool = False
+    position: int = 0
     block: Block | None = None
     task: asyncio.Task[None] | None = None
 
@@ -101,7 +104,7 @@ class Promoter:
                 elif flying is not None:
                     found.append(flying)
                 elif there and namespace.generation == generation and namespace.disk_counts(key):
-                    promotion = self._begin(namespace, key)
+                    promotion = self._begin(namespace, key, position)
                     if promotion is not None:
                         fresh.append(promotion)
                     else:
@@ -192,12 +195,12 @@ class Promoter:
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
 
-    def _begin(self, namespace: Namespace, key: bytes) -> Promotion | None:
+    def _begin(self, namespace: Namespace, key: bytes, position: int) -> Promotion | None:
         reserved = self._memory.reserve()
         if reserved is None:
             self._long.counters.promotions_no_room += 1
             return None
-        promotion = Promotion(namespace, key, reserved[0], namespace.generation)
+        promotion = Promotion(namespace, key, reserved[0], namespace.generation, position=position)
         self._flying[namespace.id, key] = promotion
         return promotion
 
@@ -288,6 +291,7 @@ class Promoter:
             value.checksum,
             Retention.LONG,
             namespace.limited(key, value.expires_ns),
+            promotion.position,
         )
         block.durable = True
         self._memory.publish(block)

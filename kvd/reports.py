@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.cache import Cache
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongCounters, LongTier
+from kvd.policy.live import curve_of
 from kvd.quotas import Quotas
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
@@ -45,6 +46,7 @@ async def gather(
         memory=_memory(cache),
         long=await _long(cache.long, cache.write_back, cache.quotas),
         notes=notes,
+        curve=curve_of(cache.memory.rule),
     )
 
 
@@ -91,7 +93,8 @@ async def _long(
         failed=long_tier is not None and long_tier.failure is not None,
         hits=counters.hits,
         misses=counters.misses,
-        evictions=store.evictions if store is not None else 0,
+        evictions=long_tier.eviction.evictions if long_tier is not None else 0,
+        reclaimed_bytes=long_tier.eviction.reclaimed_bytes if long_tier is not None else 0,
         corrupt=store.corrupt if store is not None else 0,
         dropped=counters.dropped,
         entries=store.live if store is not None else 0,

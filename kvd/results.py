@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from kvd.policy.simulation import Row
+
 
 class Flushed(msgspec.Struct, frozen=True):
     """The answer of `Client.flush`, about every `long` block this session stored before.
@@ -214,6 +216,7 @@ class LongStats(msgspec.Struct, frozen=True):
     recovery_seconds: float
     recovery_source: str
     region: str = ""
+    reclaimed_bytes: int = 0
     rejected_writes: int = 0
     written_never_read_bytes: int = 0
 
@@ -224,6 +227,8 @@ class Stats(msgspec.Struct, frozen=True):
     `gets_total` counts keys looked up (not requests), `hits_total` and `misses_total` split
     it; `sets_total` counts blocks offered, `sets_stored`, `sets_refreshed` and `sets_refused`
     split that. `inline_total` counts blocks that went through the socket instead of the arena.
+    `curve` is hits of blocks against capacity, sampled, of the memory tier's
+    policy.
     """
 
     version: str
@@ -246,6 +251,7 @@ class Stats(msgspec.Struct, frozen=True):
     memory: MemoryStats
     long: LongStats
     notes: list[str]
+    curve: list[Row] = []
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain nested dicts, for JSON and for tables."""

@@ -178,7 +178,13 @@ class WriteBack:
             blocks = [group[at][0] for at in wanted]
             views += [self._memory.arena.view(block.slot, block.length) for block in blocks]
             items = [
-                WriteItem(block.disk_key, view, block.checksum, to_metadata(block.expires_ns))
+                WriteItem(
+                    block.disk_key,
+                    view,
+                    block.checksum,
+                    to_metadata(block.expires_ns),
+                    block.position,
+                )
                 for block, view in zip(blocks, views, strict=True)
             ]
             written = await self._long.on_writer(self._write_blocking, items, touched, names)

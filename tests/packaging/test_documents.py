@@ -14,6 +14,7 @@ import pytest
 
 import tablespace
 from kvd import codec, config, protocol
+from kvd.policy import cli as size
 from tablespace import checksum64
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -226,7 +227,7 @@ def test_frames_shown_as_bytes_are_frames() -> None:
 def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config.parse(["--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + size.parser().format_help()))
     for name in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         block = "\n".join(
             line
