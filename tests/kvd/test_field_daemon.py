@@ -75,9 +75,9 @@ def test_stops_and_kills_leave_nothing_that_adds_up(daemons, make_blocks, wait_u
     assert max(held[1:]) <= held[1]
     assert set(os.listdir("/dev/shm")) <= shared
     assert {path.name for path in daemon.long_path.iterdir()} == {
-        "region",
-        "namespaces.json",
         "ages.json",
+        "namespaces.json",
+        "region",
     }
     # Every file of the region is one that `python -m tablespace info` accounts for.
     assert {path.name for path in (daemon.long_path / "region").iterdir()} <= {

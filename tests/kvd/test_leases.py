@@ -35,8 +35,8 @@ with blocks.lease([b"k"]) as views:
 
 @pytest.fixture
 def daemon(daemons):
-    """128 slots, no disk."""
-    return daemons(disk=False).start()
+    """128 slots, no disk; what was used last stays longest."""
+    return daemons("--evict-policy", "lru", disk=False).start()
 
 
 def fill(blocks, count, tag):
