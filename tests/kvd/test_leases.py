@@ -311,6 +311,33 @@ def test_an_exception_anywhere_in_a_lease_leaves_nothing_pinned(daemon):
         assert step > 20
 
 
+def test_clients_that_nobody_closed_cost_nothing_for_long(daemon, wait_until):
+    """A program that made client after client, and closed none, was refused the 73rd."""
+    with daemon.client() as watcher:
+        assert watcher.namespace("m").put(b"k", b"v")
+        for _ in range(MAX_ORPHANS + 40):
+            client = daemon.client()
+            with client.namespace("m").lease([b"k"]) as views:
+                assert views == [b"v"]
+            del client
+            gc.collect()
+        wait_until(lambda: watcher.stats().memory.slots_leased == 0)
+
+
+def test_a_lease_outlives_its_client_and_ends_without_a_word(daemon, wait_until):
+    """The client is gone and sends nothing more: the daemon sees the lease end in the lane."""
+    with daemon.client() as watcher:
+        client = daemon.client()
+        assert client.namespace("m").put(b"k", b"v")
+        with client.namespace("m").lease([b"k"]) as views:
+            client.connection().close("a test")
+            wait_until(lambda: watcher.stats().sessions == 1)
+            assert watcher.namespace("m").delete([b"k"]) == 1
+            assert watcher.stats().memory.slots_held == 1
+            assert views == [b"v"]
+        wait_until(lambda: watcher.stats().memory.slots_held == 0)
+
+
 class TestLanes:
     """The daemon's side, over a real arena, with a client that writes what it likes."""
 
