@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -35,7 +36,7 @@ with blocks.lease([b"k"]) as views:
 
 @pytest.fixture
 def daemon(daemons):
-    """128 slots, no disk, and an order of eviction that is told in a word."""
+    """128 slots, no disk; what was used last stays longest."""
     return daemons("--evict-policy", "lru", disk=False).start()
 
 
@@ -143,6 +144,57 @@ def test_the_leases_of_a_killed_client_end_with_its_process(daemon, wait_until):
             holder.kill()
             holder.wait()
         wait_until(lambda: client.stats().memory.slots_held == 0)
+
+
+def test_engine_after_engine_dies_with_leases_and_leaves_none(daemon, make_blocks, wait_until):
+    """An engine that died without a word left its mapped buffers pinned in the server, 5 to 10
+    GiB a crash (H076)."""
+    holding = HOLDER.replace('[b"k"]', '[b"1/%d" % n for n in range(30)]')
+    values = make_blocks(30)
+    with daemon.client() as client:
+        assert all(client.namespace("m").put_many(list(values.items())))
+        free = client.stats().memory.slots_free
+        for _ in range(5):
+            holder = subprocess.Popen(
+                [sys.executable, "-c", holding, daemon.socket],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            try:
+                assert holder.stdout.readline() == b"leased\n"
+                assert client.stats().memory.slots_leased == 30
+            finally:
+                holder.kill()
+                holder.wait()
+            wait_until(lambda: client.stats().memory.slots_leased == 0, 2)
+        assert client.stats().memory.slots_free == free
+
+
+def test_an_arena_all_under_lease_refuses_at_once(daemons, make_blocks):
+    """An allocation waited for ever when nothing in the pool could be evicted (H063)."""
+    daemon = daemons("--max-bytes", "512K", disk=False).start()
+    values = make_blocks(8)
+    keys = list(values)
+    clients = [daemon.client() for _ in range(4)]
+    leases = [
+        client.namespace("m").lease(keys[2 * number : 2 * number + 2])
+        for number, client in enumerate(clients)
+    ]
+    blocks = clients[0].namespace("m")
+    assert all(blocks.put(key, value) for key, value in values.items())
+    views = [entered for held in leases for entered in held.__enter__()]
+    assert views == list(values.values())
+    started = time.monotonic()
+    assert not blocks.put(b"ninth", bytes(SIZE))
+    assert time.monotonic() - started < 1
+    assert clients[0].refusals["no_room"] == 1
+    assert clients[3].stats().memory.slots_leased == 8
+    leases[2].__exit__(None, None, None)
+    assert blocks.put(b"ninth", bytes(SIZE))
+    for held in (leases[0], leases[1], leases[3]):
+        held.__exit__(None, None, None)
+    for client in clients:
+        client.close()
 
 
 def test_a_child_that_keeps_the_socket_keeps_no_lease(daemon, wait_until):

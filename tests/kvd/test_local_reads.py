@@ -12,7 +12,7 @@ import kvd
 
 @pytest.fixture
 def daemon(daemons):
-    """128 slots, no disk, and an order of eviction that is told in a word."""
+    """128 slots, no disk; what was used last stays longest."""
     return daemons("--evict-policy", "lru", disk=False).start()
 
 
