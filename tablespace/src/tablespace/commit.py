@@ -40,7 +40,7 @@ from tablespace.requests import Barrier, DeleteRequest, JournalFullError
 # Durably free slots kept while evicting, so that a full region needs no third sync: two groups'
 # worth, but never more than this share of the region.
 SPARE_GROUPS = 2
-SPARE_SHARE = 64
+SPARE_SHARE = 128
 
 
 # How often a caller tries whose records found no room: others may fill a new journal first.
