@@ -34,6 +34,8 @@ class Block:
         Boot clock; 0 means never.
     durable : bool
         True when the long tier had it the last time that was known.
+    admitted : bool
+        False while admission keeps it off the long tier: nothing is owed for it.
     place : OrderedDict or None
         The eviction list it stands in; None while it may not be evicted (queued for or in
         flight to the long tier).
@@ -48,6 +50,7 @@ class Block:
     """
 
     __slots__ = (
+        "admitted",
         "checksum",
         "durable",
         "expires_ns",
@@ -84,6 +87,7 @@ class Block:
         self.version = 0
         self.watched_ns = 0
         self.durable = False
+        self.admitted = True
         self.place: OrderedDict[Block, None] | None = None
         self.writing = False
         self.gone = False

@@ -9,9 +9,11 @@ import asyncio
 import logging
 
 from kvd import protocol
+from kvd.admission import SecondHit
 from kvd.block import Block
 from kvd.errors import ProtocolError
 from kvd.frames import MAX_FRAME_BYTES
+from kvd.long_paths import LongPaths, Source
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
@@ -20,6 +22,7 @@ from kvd.results import Cleared, Flushed, Location
 from kvd.session import Session
 from kvd.storing import CacheCounters, Storing
 from kvd.write_back import WriteBack
+from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError
 
 # Slots kept within reach by writing short blocks ahead of their eviction.
@@ -41,29 +44,46 @@ class Cache:
         Always there.
     namespaces : Namespaces
         Identities.
-    long_tier : LongTier or None
-        With its region open.
+    long_paths : LongPaths or None
+        With the regions open that can be.
+    admission, budget, flush_interval_s
+        As `WriteBack` takes them.
     """
 
     def __init__(
-        self, memory: MemoryTier, namespaces: Namespaces, long_tier: LongTier | None
+        self,
+        memory: MemoryTier,
+        namespaces: Namespaces,
+        long_paths: LongPaths | None,
+        *,
+        admission: SecondHit | None = None,
+        budget: WriteBudget | None = None,
+        flush_interval_s: float = 0.0,
     ) -> None:
         self.memory = memory
         self.namespaces = namespaces
-        self.long = long_tier
+        self.long = long_paths
         self.counters = CacheCounters()
         self.write_back: WriteBack | None = None
         self._promoter: Promoter | None = None
-        if long_tier is not None:
+        if long_paths is not None:
             # Half the arena: the other half stays evictable whatever the disk does.
             queue_bytes = max(memory.arena.slot_bytes, memory.arena.data_bytes // 2)
-            self.write_back = WriteBack(memory, long_tier, namespaces, queue_bytes)
-            self._promoter = Promoter(memory, long_tier)
+            self.write_back = WriteBack(
+                memory,
+                long_paths,
+                namespaces,
+                queue_bytes,
+                admission=admission,
+                budget=budget,
+                flush_interval_s=flush_interval_s,
+            )
+            self._promoter = Promoter(memory, long_paths)
             memory.may_drop_dirty = self.write_back.stalled
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
         self.storing = Storing(
-            memory, namespaces, long_tier, self.write_back, self._promoter, self.counters
+            memory, namespaces, long_paths, self.write_back, self._promoter, self.counters
         )
 
     # -- lookups -------------------------------------------------------------------------------
@@ -176,22 +196,20 @@ class Cache:
                 found.data = bytes(view)
             hits[position] = found
 
-    async def on_disk(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
-        """Return which keys the long tier has and may be believed to have."""
+    async def on_disk(self, namespace: Namespace, keys: list[bytes]) -> list[Source | None]:
+        """Return what on the long tier has each key and may be believed to have it."""
         if self.long is None or not keys:
-            return [False] * len(keys)
+            return [None] * len(keys)
         generation = namespace.generation
         try:
-            there = await self.long.on_index(
-                self.long.contains, [namespace.prefix + key for key in keys]
-            )
+            found = await self.long.find([namespace.prefix + key for key in keys])
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         if generation != namespace.generation:
-            return [False] * len(keys)
+            return [None] * len(keys)
         return [
-            present and namespace.disk_counts(key)
-            for key, present in zip(keys, there, strict=True)
+            source if source is not None and namespace.disk_counts(key) else None
+            for key, source in zip(keys, found, strict=True)
         ]
 
     def in_memory(self, name: str, keys: list[bytes]) -> list[bool]:
@@ -203,18 +221,21 @@ class Cache:
         namespace = self.namespaces.look(name)
         rest = [position for position, there in enumerate(present) if not there]
         on_disk = await self.on_disk(namespace, [keys[position] for position in rest])
-        for position, there in zip(rest, on_disk, strict=True):
-            present[position] = there
+        for position, source in zip(rest, on_disk, strict=True):
+            present[position] = source is not None
         return present
 
     async def locate(self, name: str, keys: list[bytes]) -> list[Location]:
-        """Return where keys are. On the long tier a block is only ever seen once durable."""
+        """Return where keys are. On the long tier a block is only ever seen once durable.
+
+        One that only a followed region has is not durable: its host may evict it at any time.
+        """
         namespace = self.namespaces.look(name)
         on_disk = await self.on_disk(namespace, keys)
         in_memory = self.in_memory(name, keys)
         return [
-            Location(memory=here, long=there, durable=there)
-            for here, there in zip(in_memory, on_disk, strict=True)
+            Location(memory=here, long=source is not None, durable=isinstance(source, LongTier))
+            for here, source in zip(in_memory, on_disk, strict=True)
         ]
 
     def touch(self, name: str, keys: list[bytes]) -> int:
@@ -243,9 +264,7 @@ class Cache:
         for key in keys:
             namespace.deleting[key] = namespace.deleting.get(key, 0) + 1
         try:
-            on_disk = await self.long.on_writer(
-                self.long.delete, [namespace.prefix + key for key in keys]
-            )
+            on_disk = await self.long.delete([namespace.prefix + key for key in keys])
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         finally:
@@ -272,7 +291,7 @@ class Cache:
             return Cleared(len(blocks), size_bytes)
         namespace.clearing += 1
         try:
-            on_disk = await self.long.on_writer(self.long.clear, namespace.prefix, counted)
+            on_disk = await self.long.clear(namespace.prefix, counted)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         finally:
@@ -302,6 +321,9 @@ class Cache:
     def tick(self) -> None:
         """Do what is due now and then: expiry, slots that the disk let go of."""
         self.memory.sweep(SWEEP_BLOCKS)
+        if self.long is not None and self.write_back is not None:
+            self.long.tick()
+            self.write_back.tick()
         if self._promoter is not None:
             self._promoter.reclaim()
 
@@ -315,6 +337,8 @@ class Cache:
             if not reached.done():
                 reached.set_result(None)
 
+        if self.write_back is not None:
+            self.write_back.hurry()
         barrier = session.add_barrier(answer)
         if barrier is not None:
             await asyncio.wait([reached], timeout=timeout_s)

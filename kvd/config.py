@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tablespace
-from kvd.arena_layout import PAGE_BYTES
 from kvd.errors import ConfigError
+from kvd.long_flags import LongFlags, add_flags, read_flags
 from kvd.machine_memory import free_bytes
 from kvd.socket_path import default_socket
 from kvd.version import __version__
 from tablespace import format_size
 
 DEFAULT_MAX_BYTES = 8 << 30
-MAX_SLOT_BYTES = 32 << 20  # Must fit a frame; larger is a typing error, not a block.
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -33,13 +31,21 @@ class Config:
 
     socket: str
     max_bytes: int
-    long_path: Path | None
-    long_bytes: int
+    long: LongFlags
     slot_bytes: int
-    io_mode: str
     log_level: str
     drain_timeout_s: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def long_path(self) -> Path | None:
+        """Return the first path of the long tier."""
+        return next(iter(self.long.paths), None)
+
+    @property
+    def long_bytes(self) -> int:
+        """Return the budget of the long tier."""
+        return self.long.long_bytes
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -53,34 +59,22 @@ def parse(argv: Sequence[str]) -> Config:
         From argparse: 0 for --help, 2 for unknown flags.
     """
     flags = _parser().parse_args(argv)
-    slot_bytes = _size("--tablespace-slot-bytes", flags.tablespace_slot_bytes)
-    if slot_bytes % PAGE_BYTES or not PAGE_BYTES <= slot_bytes <= MAX_SLOT_BYTES:
-        raise ConfigError(
-            f"--tablespace-slot-bytes {flags.tablespace_slot_bytes}: must be a multiple of 4K "
-            f"between 4K and {format_size(MAX_SLOT_BYTES)}, for example 64K"
-        )
+    long_flags = read_flags(flags)
+    # Memory has slots of one size: the largest.
+    slot_bytes = long_flags.slot_bytes
     if flags.socket == "":
         raise ConfigError("--socket: empty; name a path, or leave the flag out for the default")
     max_bytes, notes = _memory_budget(flags.max_bytes, slot_bytes)
-    long_bytes = _size("--long-bytes", flags.long_bytes)
-    long_path = _long_path(flags.long_path)
-    if long_path is not None and long_bytes < slot_bytes:
-        raise ConfigError(
-            f"--long-bytes {flags.long_bytes}: holds no slot of {format_size(slot_bytes)}; "
-            "give more, or leave --long-path out to run without a long tier"
-        )
-    if long_path is not None and long_bytes < max_bytes:
+    if long_flags.paths and long_flags.long_bytes < max_bytes:
         notes.append(
-            f"advice: the long tier ({format_size(long_bytes)}) is smaller than memory "
+            f"advice: the long tier ({format_size(long_flags.long_bytes)}) is smaller than memory "
             f"({format_size(max_bytes)}), so it will churn; raise --long-bytes"
         )
     return Config(
         socket=flags.socket or default_socket(),
         max_bytes=max_bytes,
-        long_path=long_path,
-        long_bytes=long_bytes,
+        long=long_flags,
         slot_bytes=slot_bytes,
-        io_mode=flags.io_mode,
         log_level=flags.log_level,
         drain_timeout_s=_seconds("--drain-timeout", flags.drain_timeout),
         notes=tuple(notes),
@@ -112,18 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="size of the shared arena (default: 8G, or half of what is free if less)",
     )
-    disk = parser.add_argument_group("long tier")
-    disk.add_argument(
-        "--long-path", metavar="DIR", help="directory of the region (default: no long tier)"
-    )
-    disk.add_argument("--long-bytes", metavar="SIZE", default="32G", help="(default: 32G)")
-    disk.add_argument(
-        "--tablespace-slot-bytes",
-        metavar="SIZE",
-        default="64K",
-        help="slot size in memory and on disk (default: 64K); larger values are not stored",
-    )
-    disk.add_argument("--io-mode", choices=("auto", "direct", "buffered"), default="auto")
+    add_flags(parser)
     return parser
 
 
@@ -145,25 +128,6 @@ def _seconds(flag: str, text: str) -> float:
     if not 0 <= seconds <= 86400:
         raise ConfigError(f"{flag} {text}: not a time in seconds; write for example 20s")
     return seconds
-
-
-def _long_path(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    if not text:
-        raise ConfigError("--long-path: empty; name a directory, or leave the flag out")
-    path = Path(text).absolute()
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"--long-path {path}: is not a directory; name one")
-    parent = path
-    while not parent.exists():
-        parent = parent.parent
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"--long-path {path}: {parent} is not writable; choose another directory or "
-            "change its permissions"
-        )
-    return path
 
 
 def _memory_budget(text: str | None, slot_bytes: int) -> tuple[int, list[str]]:

@@ -21,12 +21,15 @@ from kvd.cache import Cache
 from kvd.config import Config
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
-from kvd.long_tier import LongTier
+from kvd.long_opening import lines, make_admission, make_paths, open_paths
+from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.refusals import memory_refusal, os_remedy
+from kvd.scrub import Scrubber
 from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
 from kvd.version import __version__
+from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError, format_size
 
 # The loop gets the GIL back sooner from the disk threads: 5 ms, the default, is far above a
@@ -111,36 +114,39 @@ def _leave_stuck_threads(status: int) -> None:
 async def _run(config: Config, listening: ListeningSocket, signals: StopSignals) -> int:
     stop = signals.event()
     asyncio.get_running_loop().set_exception_handler(LoopComplaints())
-    long_tier = None
-    if config.long_path is not None:
-        long_tier = LongTier(
-            config.long_path, config.long_bytes, config.slot_bytes, config.io_mode
-        )
-        try:
-            await long_tier.on_writer(long_tier.open_region)
-        except BaseException:
-            long_tier.shut_down()
-            raise
+    paths = make_paths(config.long)
     try:
-        return await _serve(config, listening, long_tier, stop)
+        notes = await open_paths(paths) if paths is not None else []
+        return await _serve(config, listening, paths, notes, stop)
     finally:
-        if long_tier is not None:
-            long_tier.shut_down()
+        if paths is not None:
+            paths.shut_down()
 
 
 async def _serve(
-    config: Config, listening: ListeningSocket, long_tier: LongTier | None, stop: asyncio.Event
+    config: Config,
+    listening: ListeningSocket,
+    paths: LongPaths | None,
+    path_notes: list[str],
+    stop: asyncio.Event,
 ) -> int:
     loop = asyncio.get_running_loop()
+    slot_bytes = max(config.slot_bytes, paths.slot_bytes if paths is not None else 0)
     try:
-        arena = Arena(config.max_bytes, config.slot_bytes)
+        arena = Arena(config.max_bytes, slot_bytes)
     except OSError as error:
         raise memory_refusal(config.max_bytes, error) from error
     arena.pin()
-    memory = MemoryTier(arena, writes_back=long_tier is not None)
-    names_directory = config.long_path if long_tier is not None else None
-    cache = Cache(memory, Namespaces(names_directory), long_tier)
-    notes = list(config.notes)
+    memory = MemoryTier(arena, writes_back=paths is not None)
+    cache = Cache(
+        memory,
+        Namespaces(config.long.paths),
+        paths,
+        admission=make_admission(config.long),
+        budget=WriteBudget(config.long.write_budget),
+        flush_interval_s=config.long.flush_interval_ms / 1000,
+    )
+    notes = [*config.notes, *path_notes]
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)
@@ -169,18 +175,21 @@ async def _serve(
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
-    ticker = loop.create_task(_tick(server))
+    background = [loop.create_task(_tick(server))]
+    if paths is not None and config.long.scrub_rate:
+        background.append(loop.create_task(Scrubber(paths, config.long.scrub_rate).run()))
     listening.announce()
-    await _banner(config, server, long_tier)
+    await _banner(config, server, paths)
     await stop.wait()
 
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
     listening.withdraw()
     listener.close()
     server.close_connections()
-    await _drain(cache, long_tier, config.drain_timeout_s)
-    ticker.cancel()
-    if long_tier is None or long_tier.failure is None:
+    await _drain(cache, paths, config.drain_timeout_s)
+    for task in background:
+        task.cancel()
+    if paths is None or all(tier.failure is None for tier in paths.tiers):
         arena.close()
     logger.info("stopped")
     return 0
@@ -223,15 +232,15 @@ async def _tick(server: Server) -> None:
         await asyncio.sleep(TICK_S)
 
 
-async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> None:
-    """Write what is dirty, then close the region with its snapshot."""
-    if long_tier is None or cache.write_back is None:
+async def _drain(cache: Cache, paths: LongPaths | None, timeout_s: float) -> None:
+    """Write what is dirty, then close the regions with their snapshots."""
+    if paths is None or cache.write_back is None:
         return
     deadline = time.monotonic() + timeout_s
     left = await cache.write_back.drain(timeout_s)
     if left:
         logger.warning("not written in time and dropped: %d blocks", left)
-    closing = asyncio.ensure_future(long_tier.on_writer(long_tier.close_region))
+    closing = asyncio.ensure_future(paths.close())
     try:
         # The snapshot only saves time at the next start, so it may not cost the stop its bound.
         await asyncio.wait_for(closing, max(1.0, deadline - time.monotonic()))
@@ -241,34 +250,21 @@ async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> 
         logger.error("closing the region failed: %s", error)
 
 
-async def _banner(config: Config, server: Server, long_tier: LongTier | None) -> None:
-    lines = [
+async def _banner(config: Config, server: Server, paths: LongPaths | None) -> None:
+    text = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
         f"of {format_size(server.arena.slot_bytes)}",
     ]
-    if long_tier is None:
-        lines.append("  disk     none; --long-path DIR adds a tier that survives restarts")
+    if paths is None:
+        text.append("  disk     none; --long-path DIR adds a tier that survives restarts")
     else:
-        stats = await long_tier.on_index(long_tier.stats)
-        lines.append(
-            f"  disk     {format_size(config.long_bytes)} in {long_tier.region}, "
-            f"{stats.capacity} slots, io {stats.io_mode} by {stats.io_engine}"
-        )
-        if long_tier.resized_from is not None:
-            lines.append(
-                f"  resized  from {format_size(long_tier.resized_from)}; a larger one keeps every "
-                "block, a smaller one those that lie in what is left"
-            )
-        lines.append(
-            f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
-            f"from {stats.recovery.source}"
-        )
-    lines += [f"  note     {note}" for note in server.notes]
-    lines += [
+        text += await paths.tiers[0].on_index(lines, paths)
+    text += [f"  note     {note}" for note in server.notes]
+    text += [
         f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",
         "  expect   'first hit: ...' here once a block is found; "
         f"counters: python -m kvd.statctl --socket {config.socket}",
     ]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(text) + "\n")
     sys.stdout.flush()

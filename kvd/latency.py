@@ -1,5 +1,7 @@
 """The last latencies of one kind, and their percentiles."""
 
+from __future__ import annotations
+
 from collections import deque
 
 from kvd.results import Latency
@@ -16,6 +18,10 @@ class LatencyRing:
     def add(self, seconds: float) -> None:
         """Note one duration."""
         self._samples.append(seconds)
+
+    def join(self, other: LatencyRing) -> None:
+        """Take over what another ring keeps, as far as there is room."""
+        self._samples.extend(other._samples)
 
     def summary(self) -> Latency:
         """Return the percentiles of what is kept."""

@@ -1,7 +1,8 @@
-"""The long tier: a tablespace region, reached only from threads made for it.
+"""One path of the long tier: a tablespace region, reached only from threads made for it.
 
 The event loop never calls the store. One thread writes, in the order it was asked to, so a
-delete asked for after a write is done after it; a few threads read.
+delete asked for after a write is done after it; a few threads read. `kvd.long_paths` puts the
+paths together.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -20,17 +22,20 @@ from tablespace.shared import checksum_many
 
 import tablespace
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
+from kvd.free_space import BelowFloorError, FreeSpace
+from kvd.hidden_keys import HiddenKeys
 from kvd.latency import LatencyRing
+from kvd.path_health import PathHealth
+from kvd.read_progress import ReadProgress
 from kvd.refusals import region_refusal
 from kvd.results import Cleared
-from tablespace import ClosedError, TablespaceError, checksum64
+from tablespace import ClosedError, FailedError, GeometryError, TablespaceError, checksum64
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tablespace import Store, StoreStats
+    from tablespace import Scrubbed, Store, StoreStats
 
-READER_THREADS = 4
 SHORTEN_BLOCKS = 64
 SHORTEN_BYTES = 16 << 20  # Held in memory while times to live are rewritten.
 REGION_DIRECTORY = "region"
@@ -46,6 +51,16 @@ class Outcome(Enum):
     DURABLE = "durable"
     DROPPED = "dropped"
     CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """How a region is opened and used; the flags of the same names say what each means."""
+
+    recover: str = "salvage"
+    container_bytes: int | None = None
+    workers: int = 8
+    free_floor_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,10 @@ class ReadValue:
 
 @dataclass
 class LongCounters:
-    """What happened on the long tier."""
+    """What happened on the long tier, all its paths together.
+
+    `dropped_by` splits `dropped` by reason.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -81,19 +99,41 @@ class LongCounters:
     bytes_read: int = 0
     reads_failed: int = 0
     promotions_no_room: int = 0
+    dropped_by: Counter[str] = field(default_factory=Counter)
+    scrubbed_values: int = 0
+    scrubbed_bytes: int = 0
+    scrub_damaged: int = 0
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count blocks that do not get to the long tier."""
+        self.dropped += count
+        self.dropped_by[reason] += count
 
 
 class LongTier:
-    """One region and its threads.
+    """One region and its threads: one path of the long tier.
 
     Parameters
     ----------
     directory : Path
         The long path; the region lies in `directory/region`.
-    max_bytes, slot_bytes : int
-        Geometry of the region.
+    max_bytes : int
+        Budget of the region.
+    slot_bytes : int, sequence of int or None
+        Its slot sizes; None keeps those that it has.
     io_mode : str
         As tablespace's.
+    options : RegionOptions
+        The rest.
+    counters : LongCounters, optional
+        Shared with the other paths.
+
+    Attributes
+    ----------
+    failure : str or None
+        Why the region takes no writes until it is opened again.
+    hidden : HiddenKeys
+        Deleted while the region could not be written: not served, and deleted when it is back.
 
     Notes
     -----
@@ -102,21 +142,39 @@ class LongTier:
     are for the loop.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, slot_bytes: int, io_mode: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        slot_bytes: int | Sequence[int] | None,
+        io_mode: str,
+        *,
+        options: RegionOptions | None = None,
+        counters: LongCounters | None = None,
+    ) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
-        self.slot_bytes = slot_bytes
-        self.counters = LongCounters()
+        self.options = options or RegionOptions()
+        self.counters = counters or LongCounters()
         self.write_latency = LatencyRing()
-        self.promotion_latency = LatencyRing()
-        self.reads_waiting = 0
+        self.health = PathHealth()
+        self.progress = ReadProgress(self.options.workers)
+        self.hidden = HiddenKeys()
+        self.free_space = FreeSpace(directory, self.options.free_floor_bytes)
+        self.uuid: str | None = None
+        self.index_bound_bytes = 0
+        self.blocks_written = 0
+        self.bytes_put = 0
         self.failure: str | None = None
         self.resized_from: int | None = None
+        self.slot_sizes = (slot_bytes,) if isinstance(slot_bytes, int) else tuple(slot_bytes or ())
         self._io_mode = io_mode
         self._store: Store | None = None
+        self._closed = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
-        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="kvd-read")
+        self._readers = ThreadPoolExecutor(self.options.workers, thread_name_prefix="kvd-read")
         self._index = ThreadPoolExecutor(1, thread_name_prefix="kvd-index")
+        self._scrubbing = ThreadPoolExecutor(1, thread_name_prefix="kvd-scrub")
 
     # -- for the loop --------------------------------------------------------------------------
 
@@ -130,7 +188,7 @@ class LongTier:
         self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
         """Run a call on a reading thread."""
-        return _submit(self._readers, call, *args, **kwargs)
+        return self.progress.watch(_submit(self._readers, call, *args, **kwargs))
 
     def on_index(
         self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -138,10 +196,45 @@ class LongTier:
         """Run a call that only looks into the region's index, never behind a transfer."""
         return _submit(self._index, call, *args, **kwargs)
 
+    def on_scrubber(
+        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Run a call on the scrubbing thread."""
+        return _submit(self._scrubbing, call, *args, **kwargs)
+
     def shut_down(self) -> None:
         """Stop the threads; what they are doing now is not waited for."""
-        for threads in (self._writer, self._readers, self._index):
+        for threads in (self._writer, self._readers, self._index, self._scrubbing):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a region to read from."""
+        return self._store is not None
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether the region takes writes."""
+        return self._store is not None and self.failure is None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the largest slot: the largest value."""
+        return self.slot_sizes[-1] if self.slot_sizes else 0
+
+    def fail(self, error: Exception) -> None:
+        """Note that the region takes no more writes, until it was opened again."""
+        if self.failure is not None:
+            return
+        self.failure = f"{type(error).__name__}: {error}"
+        self.health.failed(self.failure)
+        logger.error(
+            "the long tier in %s failed and takes no more blocks until it is opened again, in "
+            "%.0f s: %s. What it holds is still served",
+            self.directory,
+            self.health.retry_in_s,
+            self.failure,
+        )
 
     # -- for the threads -----------------------------------------------------------------------
 
@@ -149,7 +242,8 @@ class LongTier:
     def store(self) -> Store:
         """Return the open store."""
         if self._store is None:
-            raise ClosedError("the region is closed: the daemon is stopping")
+            why = "the daemon is stopping" if self._closed else "it is being opened again"
+            raise ClosedError(f"the region is closed: {why}")
         return self._store
 
     @property
@@ -171,19 +265,104 @@ class LongTier:
         try:
             path.mkdir(parents=True, exist_ok=True)
             before = _container_bytes(path)
-            self._store = tablespace.open(
-                os.fspath(path),
-                max_bytes=self.max_bytes,
-                slot_bytes=self.slot_bytes,
-                io_mode=self._io_mode,
-                recover="salvage",
-                on_full="evict",
-                eviction="lru",
-            )
+            self._use(self._open(self.options.recover))
             if before and before != _container_bytes(path):
                 self.resized_from = before
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(self.directory, path, error) from error
+
+    def _open(self, recover: str) -> Store:
+        max_bytes: int | None = self.max_bytes
+        before = _container_bytes(self.region)
+        try:
+            self.free_space.check_growth(self.max_bytes - before)
+        except BelowFloorError as error:
+            if not before:
+                raise
+            logger.warning("%s does not grow: %s", self.region, error)
+            max_bytes = None
+        return tablespace.open(
+            os.fspath(self.region),
+            max_bytes=max_bytes,
+            container_bytes=self.options.container_bytes,
+            slot_bytes=list(self.slot_sizes) or None,
+            io_mode=self._io_mode,
+            recover=recover,
+            on_full="evict",
+            eviction="lru",
+        )
+
+    def allocated_bytes(self) -> int:
+        """Return the space that the containers take on the disk now. Disk call."""
+        files = (self.region / "containers").glob("*")
+        return sum(file.stat().st_blocks * 512 for file in files)
+
+    def _use(self, store: Store) -> None:
+        self._store = store
+        self.uuid = store.uuid
+        self.index_bound_bytes = store.index_bound_bytes
+        self.slot_sizes = tuple(sorted(pool.slot_bytes for pool in store.stats().pools))
+
+    def reopen_region(self) -> None:
+        """Open a region again that failed, or could not be opened before.
+
+        Where that fails, what there is of it is read, if that is possible.
+
+        Raises
+        ------
+        TablespaceError, OSError, ValueError
+            Why it takes no writes still.
+        """
+        store, self._store = self._store, None
+        if store is not None:
+            _close(store, self.directory)
+        if self._closed:
+            raise ClosedError("the daemon is stopping")
+        path = self.region
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            # Not "empty": what is left is what is served.
+            self._use(self._open("strict" if self.options.recover == "strict" else "salvage"))
+        except (TablespaceError, OSError, ValueError):
+            self._read_only()
+            raise
+
+    def _read_only(self) -> None:
+        """Read a region that cannot be opened for writing, if that is possible."""
+        try:
+            self._store = tablespace.open(os.fspath(self.region), read_only=True)
+        except (TablespaceError, OSError, ValueError) as error:
+            logger.debug("%s cannot be read either: %s", self.region, error)
+
+    def delete_hidden(self) -> None:
+        """Delete what was asked to be deleted while the region took no writes."""
+        store = self.store
+        prefixes, keys = self.hidden.content()
+        for prefix in prefixes:
+            store.clear(prefix)
+        if keys:
+            store.delete_many(keys)
+        self.hidden.discard(prefixes, keys)
+
+    def add_slot_size(self, slot_bytes: int) -> bool:
+        """Open the region again with one more slot size; False where it takes none."""
+        if not self.is_up or slot_bytes in self.slot_sizes:
+            return slot_bytes in self.slot_sizes
+        before = self.slot_sizes
+        store, self._store = self.store, None
+        _close(store, self.directory)
+        self.slot_sizes = tuple(sorted({*before, slot_bytes}))
+        try:
+            self._use(self._open("salvage"))
+        except GeometryError as error:
+            logger.warning("%s takes no slots of %d bytes: %s", self.region, slot_bytes, error)
+            self.slot_sizes = before
+            self._use(self._open("salvage"))
+        return slot_bytes in self.slot_sizes
+
+    def scrub(self, cursor: int, max_bytes: int) -> Scrubbed:
+        """Read some values and drop those that are damaged."""
+        return self.store.scrub(cursor, max_bytes=max_bytes)
 
     def write(self, items: Sequence[WriteItem], touched: Sequence[bytes]) -> list[Outcome]:
         """Make blocks durable, refreshing recency first; those already there are not written.
@@ -192,6 +371,7 @@ class LongTier:
         recorded after: a client that scribbles in between is found out.
         """
         store = self.store
+        self.free_space.check()
         outcomes = [Outcome.DURABLE] * len(items)
         if touched:
             store.touch_many(list(touched))
@@ -230,6 +410,8 @@ class LongTier:
                 store.delete(item.key)
                 outcomes[position] = Outcome.CORRUPT
             else:
+                self.blocks_written += 1
+                self.bytes_put += len(item.view)
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         return outcomes
@@ -250,6 +432,7 @@ class LongTier:
         """
         store = self.store
         present = store.contains_many(list(keys))
+        self.hidden.hide(keys, present)
         now = boot_clock_ns()
         expired: list[bytes] = []
         for position, there in enumerate(present):
@@ -269,19 +452,7 @@ class LongTier:
 
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
-        store = self.store
-        before = [store.stat(key) for key in keys]
-        lengths = store.get_many_into(list(keys), list(views))
-        values: list[ReadValue | None] = []
-        for key, entry, length in zip(keys, before, lengths, strict=True):
-            after = store.stat(key) if length is not None and entry is not None else None
-            if length is None or entry is None or after is None or after.seq != entry.seq:
-                # Replaced meanwhile: which checksum belongs to these bytes is not known.
-                values.append(None)
-            else:
-                expires_ns = from_metadata(entry.metadata)
-                values.append(ReadValue(length, entry.checksum, expires_ns))
-        return values
+        return read_into(self.store, keys, views)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Refresh recency."""
@@ -376,18 +547,51 @@ class LongTier:
             store.clear(prefix)
         return Cleared(entries, size_bytes)
 
+    def look_at(self) -> StoreStats:
+        """Return the store's statistics, and look how much the disk has free."""
+        self.free_space.look()
+        return self.store.stats()
+
     def stats(self) -> StoreStats:
         """Return the store's own statistics."""
         return self.store.stats()
 
     def close_region(self) -> None:
         """Write the snapshot and release the region, once nobody reads any more."""
-        for threads in (self._readers, self._index):
+        self._closed = True
+        for threads in (self._readers, self._index, self._scrubbing):
             # The store may not be closed under a call; what has not begun is not begun.
             threads.shutdown(wait=True, cancel_futures=True)
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def read_into(
+    store: Store, keys: Sequence[bytes], views: Sequence[memoryview]
+) -> list[ReadValue | None]:
+    """Read blocks of a store into the given memory; the store verifies each checksum."""
+    before = [store.stat(key) for key in keys]
+    lengths = store.get_many_into(list(keys), list(views))
+    values: list[ReadValue | None] = []
+    for key, entry, length in zip(keys, before, lengths, strict=True):
+        after = store.stat(key) if length is not None and entry is not None else None
+        if length is None or entry is None or after is None or after.seq != entry.seq:
+            # Replaced meanwhile: which checksum belongs to these bytes is not known.
+            values.append(None)
+        else:
+            expires_ns = from_metadata(entry.metadata)
+            values.append(ReadValue(length, entry.checksum, expires_ns))
+    return values
+
+
+def _close(store: Store, directory: Path) -> None:
+    """Close a store to open it again; what it cannot save is in the journal or lost already."""
+    try:
+        store.close()
+    except (TablespaceError, OSError) as error:
+        level = logging.DEBUG if isinstance(error, FailedError) else logging.WARNING
+        logger.log(level, "closing the region in %s: %s", directory, error)
 
 
 def _submit(

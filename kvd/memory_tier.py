@@ -13,6 +13,7 @@ from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
 
 MIN_STALE_LOOKS = 1024
+MAX_DIRTY_LOOKS = 64  # Of several paths one stands still: about that many are its own.
 
 
 @dataclass
@@ -43,8 +44,9 @@ class MemoryTier:
     Attributes
     ----------
     may_drop_dirty : callable
-        Asked before an unwritten block is evicted. While the disk makes progress the newcomer
-        is refused instead: what was accepted is kept, and room comes within milliseconds.
+        Asked before an unwritten block, its argument, is evicted. While the disk makes progress
+        the newcomer is refused instead: what was accepted is kept, and room comes within
+        milliseconds.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
 
@@ -60,7 +62,7 @@ class MemoryTier:
     def __init__(self, arena: Arena, *, writes_back: bool) -> None:
         self.arena = arena
         self._writes_back = writes_back
-        self.may_drop_dirty: Callable[[], bool] = lambda: True
+        self.may_drop_dirty: Callable[[Block], bool] = lambda block: True
         self.on_reserve: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
@@ -202,7 +204,7 @@ class MemoryTier:
         """Put a block at the recent end of the eviction list it belongs to now."""
         if block.place is not None:
             del block.place[block]
-        clean = block.durable or not self._writes_back
+        clean = block.durable or not block.admitted or not self._writes_back
         if block.retention is Retention.LONG:
             block.place = self._long_clean if clean else self._long_dirty
         elif block.retention is Retention.SHORT:
@@ -270,15 +272,22 @@ class MemoryTier:
         self.remove(block)
         block.resolve(None)
 
+    def _first_to_go(self, candidates: OrderedDict[Block, None], dirty: bool) -> Block | None:
+        """Return the first that may go; among dirty ones a path that stands still has some."""
+        if not dirty:
+            return next(iter(candidates), None)
+        for block, _ in zip(candidates, range(MAX_DIRTY_LOOKS), strict=False):
+            if self.may_drop_dirty(block):
+                return block
+        return None
+
     def _evict_one(self) -> bool:
         if self._expiry and self.sweep(1) and self._free:
             return True
         for candidates in self._order:
-            if not candidates:
-                continue
-            block = next(iter(candidates))
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
-            if dirty and not self.may_drop_dirty():
+            block = self._first_to_go(candidates, dirty)
+            if block is None:
                 continue
             self.remove(block)
             self.counters.evictions += 1
