@@ -25,6 +25,7 @@ GROUP_BLOCKS = 64  # One commit. Measured: beyond it the syncs cost little of a 
 GROUP_BLOCKS_WHILE_READING = 16  # A read then waits for a quarter of that.
 MAX_GROUPS = 4  # At the writer at once: it never idles, and at most 256 blocks wait there.
 STALL_S = 2.0  # A group takes milliseconds; a disk this long silent is not worth waiting for.
+HELD_BACK_S = 1.0  # The write budget limits: room does not come within milliseconds.
 COMPLAIN_S = 10.0  # A full disk would otherwise fill the log as well.
 TOUCH_INTERVAL_S = 0.05
 MAX_TOUCHES = 65536  # 100 bytes each; more than one interval of any client.
@@ -66,7 +67,7 @@ class WriteLane:
         self._queue: deque[tuple[Block, float]] = deque()
         self._overflow: dict[Block, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._held_back = False
+        self._held_back_at = -HELD_BACK_S
         self._hurried = False
         self.queue_bytes = 0
         self.in_flight_blocks = 0
@@ -92,9 +93,12 @@ class WriteLane:
     @property
     def stalled(self) -> bool:
         """Return whether dirty blocks must give way: no progress, or no budget to make any."""
-        if not self.tier.is_up or self._held_back:
+        if not self.tier.is_up:
             return True
-        return bool(self._groups) and time.monotonic() - self._progress_at > STALL_S
+        now = time.monotonic()
+        if now - self._held_back_at < HELD_BACK_S:
+            return True
+        return bool(self._groups) and now - self._progress_at > STALL_S
 
     # -- blocks --------------------------------------------------------------------------------
 
@@ -199,7 +203,6 @@ class WriteLane:
 
     def _pump(self) -> None:
         self._pump_due = False
-        self._held_back = False
         while self._groups < MAX_GROUPS and self._queue:
             if not self.tier.is_up:
                 self.give_up()
@@ -214,8 +217,8 @@ class WriteLane:
                     self._pump_later(wait_s)
                     break
             wait_s = self._owner.budget.wait_s()
-            self._held_back = wait_s > 0
             if wait_s > 0:
+                self._held_back_at = time.monotonic()
                 self._pump_later(wait_s)
                 break
             group = self._take_group()
