@@ -46,10 +46,8 @@ def _used_bytes(store: StoreStats | None) -> int:
 
 def state_of(tier: LongTier, timeout_s: float) -> str:
     """Return one word for how a path is."""
-    if not tier.is_open:
-        return "away"
     if not tier.is_up:
-        return "read_only"
+        return "read_only" if tier.is_open else "away"
     return "stuck" if tier.progress.stands_still(timeout_s) else "up"
 
 

@@ -171,6 +171,7 @@ class LongTier:
         self._io_mode = io_mode
         self._store: Store | None = None
         self._closed = False
+        self._changing = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
         self._readers = ThreadPoolExecutor(self.options.workers, thread_name_prefix="kvd-read")
         self._index = ThreadPoolExecutor(1, thread_name_prefix="kvd-index")
@@ -214,8 +215,8 @@ class LongTier:
 
     @property
     def is_up(self) -> bool:
-        """Return whether the region takes writes."""
-        return self._store is not None and self.failure is None
+        """Return whether the region takes writes, now or in a moment."""
+        return self.failure is None and (self._store is not None or self._changing)
 
     @property
     def slot_bytes(self) -> int:
@@ -271,7 +272,7 @@ class LongTier:
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(self.directory, path, error) from error
 
-    def _open(self, recover: str) -> Store:
+    def _open(self, recover: str, slot_sizes: Sequence[int] | None = None) -> Store:
         max_bytes: int | None = self.max_bytes
         before = _container_bytes(self.region)
         try:
@@ -285,7 +286,7 @@ class LongTier:
             os.fspath(self.region),
             max_bytes=max_bytes,
             container_bytes=self.options.container_bytes,
-            slot_bytes=list(self.slot_sizes) or None,
+            slot_bytes=list(slot_sizes or self.slot_sizes) or None,
             io_mode=self._io_mode,
             recover=recover,
             on_full="evict",
@@ -345,19 +346,23 @@ class LongTier:
         self.hidden.discard(prefixes, keys)
 
     def add_slot_size(self, slot_bytes: int) -> bool:
-        """Open the region again with one more slot size; False where it takes none."""
+        """Open the region again with one more slot size; False where it takes none.
+
+        What is asked of the writer meanwhile is done afterwards; lookups miss.
+        """
         if not self.is_up or slot_bytes in self.slot_sizes:
             return slot_bytes in self.slot_sizes
-        before = self.slot_sizes
-        store, self._store = self.store, None
-        _close(store, self.directory)
-        self.slot_sizes = tuple(sorted({*before, slot_bytes}))
+        self._changing = True
         try:
-            self._use(self._open("salvage"))
-        except GeometryError as error:
-            logger.warning("%s takes no slots of %d bytes: %s", self.region, slot_bytes, error)
-            self.slot_sizes = before
-            self._use(self._open("salvage"))
+            store, self._store = self.store, None
+            _close(store, self.directory)
+            try:
+                self._use(self._open("salvage", sorted({*self.slot_sizes, slot_bytes})))
+            except GeometryError as error:
+                logger.warning("%s takes no slots of %d bytes: %s", self.region, slot_bytes, error)
+                self._use(self._open("salvage"))
+        finally:
+            self._changing = False
         return slot_bytes in self.slot_sizes
 
     def scrub(self, cursor: int, max_bytes: int) -> Scrubbed:
