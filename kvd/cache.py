@@ -80,6 +80,7 @@ class Cache:
             )
             self._promoter = Promoter(memory, long_paths)
             memory.may_drop_dirty = self.write_back.stalled
+            memory.gives_way = self.write_back.gives_way
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
         self.storing = Storing(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import tablespace
 from kvd.expiry import boot_clock_ns, from_metadata
 from kvd.hidden_keys import HiddenKeys
-from kvd.long_tier import REGION_DIRECTORY, ReadValue, read_into
+from kvd.long_tier import REGION_DIRECTORY
+from kvd.long_values import ReadValue, read_into
 from kvd.path_health import PathHealth
 from kvd.read_progress import ReadProgress
 from tablespace import ClosedError, TablespaceError
@@ -53,6 +54,7 @@ class Followed:
         self.directory = directory
         self.health = PathHealth()
         self.progress = ReadProgress(threads)
+        self.looks = ReadProgress(1)
         self.hidden = HiddenKeys()
         self.hits = 0
         self._io_mode = io_mode
@@ -76,8 +78,8 @@ class Followed:
     def on_index(
         self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
-        """Run a call that only looks into the index."""
-        return asyncio.wrap_future(self._index.submit(call, *args, **kwargs))
+        """Run a call that looks into the index, and at the other host's journal."""
+        return self.looks.watch(asyncio.wrap_future(self._index.submit(call, *args, **kwargs)))
 
     @property
     def store(self) -> Follower:

@@ -11,7 +11,8 @@ from kvd.followed import Followed
 from kvd.free_space import BelowFloorError
 from kvd.long_flags import LongFlags
 from kvd.long_paths import LongPaths
-from kvd.long_tier import LongCounters, LongTier, RegionOptions
+from kvd.long_tier import LongTier
+from kvd.long_values import LongCounters, RegionOptions
 from tablespace import FormatVersionError, GeometryError, format_size
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ async def open_paths(paths: LongPaths) -> list[str]:
             raise problem
         if hopeless or alone:
             raise problem
-        tier.health.failed(str(problem))
+        # It takes writes once what was deleted meanwhile is deleted there, not before.
+        tier.failure = str(problem)
+        tier.health.failed(tier.failure)
         notes.append(f"{tier.directory} is away and is tried again: {problem}")
     if all(not tier.is_open for tier in paths.tiers):
         only_room = all(

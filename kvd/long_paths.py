@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -16,7 +17,8 @@ from kvd.arena_layout import PAGE_BYTES
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
 from kvd.long_flags import MAX_SLOT_BYTES, MAX_SLOT_SIZES
-from kvd.long_tier import LongCounters, LongTier
+from kvd.long_tier import LongTier
+from kvd.long_values import LongCounters
 from kvd.results import Cleared
 from tablespace import ClosedError, FailedError, TablespaceError, checksum64
 
@@ -112,10 +114,12 @@ class LongPaths:
             No path at all could be asked.
         """
         found: list[Source | None] = [None] * len(keys)
+        # So that what one has is still read when another one does not answer.
+        deadline = time.monotonic() + self.timeout_s / 2
         error: Exception | None = None
         asked = False
         own = [tier for tier in self.tiers if self._may_ask(tier, to_read)]
-        answers = await self._answers(own, keys)
+        answers = await self._answers(own, keys, self.timeout_s / 4)
         for tier, answer in zip(own, answers, strict=True):
             if isinstance(answer, Exception):
                 error = answer
@@ -130,7 +134,10 @@ class LongPaths:
                 break
             if not self._may_ask(source, to_read):
                 continue
-            (answer,) = await self._answers([source], [keys[position] for position in rest])
+            left_s = max(0.0, deadline - time.monotonic()) / 2
+            (answer,) = await self._answers(
+                [source], [keys[position] for position in rest], left_s
+            )
             if isinstance(answer, Exception):
                 continue
             for position, there in zip(rest, answer, strict=True):
@@ -143,14 +150,16 @@ class LongPaths:
     def _may_ask(self, source: Source, to_read: bool) -> bool:
         if not source.is_open and (source.health.problem is not None or len(self.tiers) > 1):
             return False
+        if isinstance(source, Followed) and source.looks.stands_still(self.timeout_s / 4):
+            return False
         if to_read:
             return source.progress.admits(self.timeout_s)
         return not source.progress.stands_still(self.timeout_s)
 
     async def _answers(
-        self, sources: Sequence[Source], keys: Sequence[bytes]
+        self, sources: Sequence[Source], keys: Sequence[bytes], timeout_s: float
     ) -> list[list[bool] | Exception]:
-        """Ask indexes, all at once; none may take longer than a read."""
+        """Ask indexes, all at once."""
         calls: list[asyncio.Future[list[bool]] | Exception] = []
         for source in sources:
             try:
@@ -159,7 +168,7 @@ class LongPaths:
                 calls.append(error)
         futures = [call for call in calls if not isinstance(call, Exception)]
         if futures:
-            await asyncio.wait(futures, timeout=self.timeout_s)
+            await asyncio.wait(futures, timeout=timeout_s)
         return [call if isinstance(call, Exception) else _result(call) for call in calls]
 
     # -- changes -------------------------------------------------------------------------------

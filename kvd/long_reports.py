@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
 from kvd.long_paths import LongPaths
-from kvd.long_tier import LongCounters, LongTier
+from kvd.long_tier import LongTier
+from kvd.long_values import LongCounters
 from kvd.results import LongStats, PathStats
 from kvd.write_back import WriteBack
 from kvd.write_lane import WriteLane
@@ -15,6 +17,9 @@ from tablespace import TablespaceError
 
 if TYPE_CHECKING:
     from tablespace import FollowerStats, StoreStats
+
+
+LOOK_S = 0.5
 
 
 def no_long_tier() -> LongStats:
@@ -29,9 +34,12 @@ async def long_stats(paths: LongPaths, write_back: WriteBack) -> LongStats:
     for lane in write_back.lanes:
         store: StoreStats | None = None
         try:
-            store = await lane.tier.on_index(lane.tier.look_at)
-        except (TablespaceError, OSError):
-            pass  # It is being opened, or the daemon stops.
+            store = await lane.tier.on_index(lane.tier.stats)
+            # Not on a thread that lookups use: of a dead mount this may never return.
+            looked = lane.tier.on_scrubber(lane.tier.free_space.look)
+            await asyncio.wait_for(looked, LOOK_S)
+        except (TablespaceError, OSError, asyncio.TimeoutError):
+            pass  # It is being opened, the daemon stops, or the mount does not answer.
         found.append((lane.tier, store))
         reports.append(_path(lane, store, paths.timeout_s))
     followed = [await _followed(source) for source in paths.followed]

@@ -44,9 +44,10 @@ class MemoryTier:
     Attributes
     ----------
     may_drop_dirty : callable
-        Asked before an unwritten block, its argument, is evicted. While the disk makes progress
-        the newcomer is refused instead: what was accepted is kept, and room comes within
-        milliseconds.
+        Asked before an unwritten block is evicted. While the disk makes progress the newcomer
+        is refused instead: what was accepted is kept, and room comes within milliseconds.
+    gives_way : callable
+        Asked of an unwritten block then: of several paths only some may stand still.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
 
@@ -62,7 +63,8 @@ class MemoryTier:
     def __init__(self, arena: Arena, *, writes_back: bool) -> None:
         self.arena = arena
         self._writes_back = writes_back
-        self.may_drop_dirty: Callable[[Block], bool] = lambda block: True
+        self.may_drop_dirty: Callable[[], bool] = lambda: True
+        self.gives_way: Callable[[Block], bool] = lambda block: True
         self.on_reserve: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
@@ -276,8 +278,10 @@ class MemoryTier:
         """Return the first that may go; among dirty ones a path that stands still has some."""
         if not dirty:
             return next(iter(candidates), None)
+        if not candidates or not self.may_drop_dirty():
+            return None
         for block, _ in zip(candidates, range(MAX_DIRTY_LOOKS), strict=False):
-            if self.may_drop_dirty(block):
+            if self.gives_way(block):
                 return block
         return None
 

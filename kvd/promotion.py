@@ -11,7 +11,8 @@ from kvd.arena import release
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.long_paths import LongPaths, Source
-from kvd.long_tier import LongTier, ReadValue
+from kvd.long_tier import LongTier
+from kvd.long_values import ReadValue
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace
 

@@ -12,7 +12,8 @@ from kvd.block import Block, Retention
 from kvd.expiry import suits
 from kvd.expiry_limits import ExpiryLimits
 from kvd.long_paths import LongPaths
-from kvd.long_tier import LongTier, Outcome
+from kvd.long_tier import LongTier
+from kvd.long_values import Outcome
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import NamesFile, Namespaces
 from kvd.write_budget import WriteBudget
@@ -89,10 +90,14 @@ class WriteBack:
         """Return whether lookups wait for a disk."""
         return bool(self._long.reads_waiting)
 
-    def stalled(self, block: Block | None = None) -> bool:
-        """Return whether a dirty block (or some) must give way: its path makes no progress."""
-        if block is None:
-            return any(lane.stalled for lane in self.lanes)
+    def stalled(self) -> bool:
+        """Return whether a path makes no progress, so that dirty blocks must give way."""
+        return any(lane.stalled for lane in self.lanes)
+
+    def gives_way(self, block: Block) -> bool:
+        """Return whether a dirty block's own path makes no progress."""
+        if len(self.lanes) == 1:
+            return True
         lane = self._lane(block.disk_key)
         return lane is None or lane.stalled
 

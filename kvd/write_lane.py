@@ -14,7 +14,8 @@ from kvd.arena import release
 from kvd.block import Block, Retention
 from kvd.expiry import to_metadata
 from kvd.free_space import BelowFloorError
-from kvd.long_tier import LongTier, Outcome, WriteItem
+from kvd.long_tier import LongTier
+from kvd.long_values import Outcome, WriteItem
 from kvd.namespaces import NamesFile
 from tablespace import ClosedError, FailedError
 

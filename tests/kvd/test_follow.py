@@ -1,9 +1,11 @@
 """--follow: regions of other hosts are read after the own one, and never written."""
 
 import asyncio
+import time
 
 import kvd
 import tablespace
+from kvd.expiry import boot_clock_ns, to_metadata
 from kvd.followed import Followed
 
 VALUES = {b"k%d" % number: b"value %d" % number for number in range(10)}
@@ -113,13 +115,31 @@ def test_a_deletion_during_a_promotion_from_there_wins(on_rig, tmp_path):
     on_rig(scenario, followed=[followed])
 
 
+def test_a_mount_that_hangs_is_passed_over(on_rig, tmp_path):
+    other = tmp_path / "other"
+    followed = Followed(other, "auto", 2)
+
+    async def scenario(rig):
+        with tablespace.open(other / "region", max_bytes="1M", slot_bytes="4K"):
+            followed.open_region()
+            await rig.only_on_disk({b"own": b"value"})
+            gate = rig.gate("contains", followed)
+            assert await rig.get(b"k") == [None]
+            began = time.monotonic()
+            for _ in range(20):
+                assert await rig.get(b"own", b"k") == [b"value", None]
+                assert await rig.exists(b"k") == [False]
+            assert time.monotonic() - began < 1.0
+            gate.opened.set()
+
+    on_rig(scenario, followed=[followed], timeout_s=0.2)
+
+
 def test_a_time_to_live_of_another_host_holds_here(on_rig, tmp_path):
     other = tmp_path / "other"
     followed = Followed(other, "auto", 2)
 
     async def scenario(rig):
-        from kvd.expiry import boot_clock_ns, to_metadata
-
         with tablespace.open(other / "region", max_bytes="1M", slot_bytes="4K") as store:
             soon = to_metadata(boot_clock_ns() + 150_000_000)
             store.put(rig.disk_key(b"k"), b"value", metadata=soon)

@@ -1,4 +1,4 @@
-"""The budget of bytes: kept through kills and restarts, grown and shrunk, with a floor below it."""
+"""The budget of bytes: kept through kills and restarts, grown, shrunk, with a floor below it."""
 
 import os
 import re

@@ -52,7 +52,7 @@ def test_one_more_path_moves_only_its_share():
         made.uuid = uuid
         return made
 
-    tiers = [tier("%032x" % number) for number in range(1, 5)]
+    tiers = [tier(f"{number:032x}") for number in range(1, 5)]
     paths = LongPaths.__new__(LongPaths)
     keys = [b"key %d" % number for number in range(4000)]
     paths.tiers = tiers[:3]
@@ -71,7 +71,7 @@ def test_a_failed_path_costs_its_share_and_comes_back(on_rig, monkeypatch):
 
     async def scenario(rig):
         await rig.only_on_disk(VALUES)
-        bad, good = rig.tiers
+        bad, _ = rig.tiers
         write = bad.write
         bad.write = _failing
         fresh = {b"n%d" % number: b"v" for number in range(40)}
