@@ -14,6 +14,8 @@ setup(
         engine,
         "msgspec>=0.19",
         "numpy>=1.24",
+        "prometheus_client>=0.20",
         "rich>=13",
+        "tomli>=2; python_version < '3.11'",
     ]
 )

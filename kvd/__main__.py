@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 
 # Imported only when called: serving needs none of them, and none needs the server.
 COMMANDS = {
+    "classify": "kvd.commands.classify",
     "demo": "kvd.demo",
+    "purge": "kvd.commands.purge",
+    "quota": "kvd.commands.quota",
     "replay": "kvd.replay",
     "statctl": "kvd.statctl",
+    "status": "kvd.commands.status",
+    "top": "kvd.commands.top",
+    "verdict": "kvd.commands.verdict",
 }
 
 
@@ -43,15 +48,12 @@ def _serve(arguments: list[str]) -> int:
     from kvd.config import parse
     from kvd.daemon import serve
     from kvd.errors import ConfigError, RefusedError
+    from kvd.logs import set_up
     from kvd.refusals import os_remedy
 
     try:
         config = parse(arguments)
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        set_up(config.log_level, config.log_format)
         return serve(config)
     except ConfigError as error:
         sys.stderr.write(f"kvd: {error}\n")

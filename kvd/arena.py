@@ -1,4 +1,4 @@
-"""The daemon's side of the shared arena: two memfds, their slots, and which are populated."""
+"""The daemon's side of the shared arena: its memfds, their slots, and which are populated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tablespace.shared import SequencedSlots, store_u64
+from tablespace.shared import Lane, SlotIndex, store_u64
 
 from kvd.arena_layout import (
     DATA_SEALS,
@@ -23,10 +23,12 @@ from kvd.arena_layout import (
     PAGE_BYTES,
     RECORDS_OFFSET,
     index_bytes,
+    table_offset,
 )
 from kvd.errors import ConfigError
 from kvd.pages import Pages
-from kvd.protocol import ArenaInfo
+from kvd.protocol import ArenaInfo, LaneInfo
+from kvd.shared_index import open_index
 
 # One step of population. 16 MiB take about 10 ms; slots are handed out after each.
 POPULATE_BYTES = 16 << 20
@@ -55,10 +57,18 @@ class Arena:
     slot_bytes : int
         A multiple of the page size.
 
+    Attributes
+    ----------
+    index : SlotIndex
+        From key to slot, for the clients; `records` are its slots.
+    lanes : list of Lane
+        Every lane that some client may still read under. Whoever takes a slot out of use asks
+        all of them.
+
     Notes
     -----
-    Thread rule: `records` belongs to the event loop's thread. `view` may be read and filled by
-    the disk threads, each only for slots it was given.
+    Thread rule: all but `view` belongs to the event loop's thread. `view` may be read and
+    filled by the disk threads, each only for slots it was given.
     """
 
     def __init__(self, max_bytes: int, slot_bytes: int) -> None:
@@ -77,8 +87,11 @@ class Arena:
         self._stop = threading.Event()
         self._populator: threading.Thread | None = None
 
-        self.index_fd = _memfd("kvd-index", index_bytes(slot_count))
-        self.data_fd = _memfd("kvd-data", self.data_bytes)
+        self.lanes: list[Lane] = []
+        self._silent = False
+
+        self.index_fd = memfd("kvd-index", index_bytes(slot_count))
+        self.data_fd = memfd("kvd-data", self.data_bytes)
         # Mapped before it is sealed: FUTURE_WRITE stops every later writable mapping, also ours.
         self._index = mmap.mmap(self.index_fd, index_bytes(slot_count))
         self._data = mmap.mmap(self.data_fd, self.data_bytes)
@@ -92,10 +105,11 @@ class Arena:
             RECORDS_OFFSET,
             self.data_bytes,
             self.uuid.bytes,
+            table_offset(slot_count),
+            SlotIndex.entries_for(slot_count),
         )
-        self.records = SequencedSlots(
-            self._index, slot_count, offset=RECORDS_OFFSET, writable=True
-        )
+        self.index = open_index(self._index, slot_count, writable=True)
+        self.records = self.index.slots
         self.records.initialise()
         self.beat()
         fcntl.fcntl(self.index_fd, fcntl.F_ADD_SEALS, INDEX_SEALS)
@@ -106,14 +120,15 @@ class Arena:
         self._pages = Pages(self._data)
         self._view = memoryview(self._data)
 
-    def info(self) -> ArenaInfo:
-        """Return the geometry that clients check against."""
+    def info(self, lane: LaneInfo | None = None) -> ArenaInfo:
+        """Return the geometry that clients check against, with that of a session's lane."""
         return ArenaInfo(
             uuid=self.uuid.hex,
             slot_count=self.slot_count,
             slot_bytes=self.slot_bytes,
             index_bytes=len(self._index),
             data_bytes=self.data_bytes,
+            lane=lane,
         )
 
     def offset(self, slot: int) -> int:
@@ -127,7 +142,13 @@ class Arena:
 
     def beat(self) -> None:
         """Write the heartbeat: with an old one every lookup of a client is a miss."""
-        store_u64(self._index, HEARTBEAT_OFFSET, time.monotonic_ns())
+        if not self._silent:
+            store_u64(self._index, HEARTBEAT_OFFSET, time.monotonic_ns())
+
+    def fall_silent(self) -> None:
+        """Stop the heartbeat for good: from now on every lookup of a client is a miss."""
+        self._silent = True
+        store_u64(self._index, HEARTBEAT_OFFSET, 0)
 
     def readonly_data_fd(self) -> int:
         """Open the data memfd again, for reading only. The caller closes it."""
@@ -179,6 +200,9 @@ class Arena:
         if self._populator is not None:
             self._populator.join()
         self._pages.close()
+        for lane in self.lanes:
+            lane.close()
+        self.index.close()
         self.records.close()
         self._view.release()
         for mapping in (self._index, self._data):
@@ -206,7 +230,8 @@ def release(views: list[memoryview]) -> list[memoryview]:
     return held
 
 
-def _memfd(name: str, size_bytes: int) -> int:
+def memfd(name: str, size_bytes: int) -> int:
+    """Return a fresh memfd of a size, which may be sealed."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size_bytes)
     return fd

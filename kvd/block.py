@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ class Block:
     durable : bool
         True when the long tier had it the last time that was known.
     admitted : bool
-        False while admission keeps it off the long tier: nothing is owed for it.
+        False while it is not to be written: admission keeps it off the long tier, or its path
+        is away. Nothing is owed for it then.
     place : OrderedDict or None
         The eviction list it stands in; None while it may not be evicted (queued for or in
         flight to the long tier).
@@ -47,6 +49,8 @@ class Block:
         When the sweep will look at it; 0 for never. Not later than it expires.
     watchers : list of (session, ticket)
         Who waits to hear that it is durable.
+    since_s : float
+        Monotonic clock; when it came into memory.
     """
 
     __slots__ = (
@@ -60,6 +64,7 @@ class Block:
         "namespace",
         "place",
         "retention",
+        "since_s",
         "slot",
         "version",
         "watched_ns",
@@ -92,6 +97,7 @@ class Block:
         self.writing = False
         self.gone = False
         self.watchers: list[tuple[Session, int]] = []
+        self.since_s = time.monotonic()
 
     @property
     def disk_key(self) -> bytes:

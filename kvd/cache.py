@@ -6,7 +6,9 @@ Requests that memory can answer are plain calls; those that need the long tier a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator, Sequence
 
 from kvd import protocol
 from kvd.admission import SecondHit
@@ -80,7 +82,6 @@ class Cache:
             )
             self._promoter = Promoter(memory, long_paths)
             memory.may_drop_dirty = self.write_back.stalled
-            memory.gives_way = self.write_back.gives_way
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
         self.storing = Storing(
@@ -258,24 +259,17 @@ class Cache:
         """Remove keys from every tier; return how many any tier had."""
         namespace = self.namespaces.look(name)
         keys = list(dict.fromkeys(keys))
-        removed = [self._forget(namespace, key) for key in keys]
+        removed = self._forget(namespace, keys)
         self.counters.deletes += len(keys)
         if self.long is None:
             return sum(removed)
-        for key in keys:
-            namespace.deleting[key] = namespace.deleting.get(key, 0) + 1
+        disk_keys = [namespace.prefix + key for key in keys]
         try:
-            on_disk = await self.long.delete([namespace.prefix + key for key in keys])
+            # Not after a failure: the caller was told, and what is stored next must be found.
+            with self.deleting_on_disk([(namespace, key) for key in keys]):
+                on_disk = await self.long.delete(disk_keys)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
-        finally:
-            # Also after a failure: the caller was told, and what is stored next must be found.
-            for key in keys:
-                left = namespace.deleting[key] - 1
-                if left:
-                    namespace.deleting[key] = left
-                else:
-                    del namespace.deleting[key]
         return sum(here or there for here, there in zip(removed, on_disk, strict=True))
 
     async def clear(self, name: str) -> Cleared:
@@ -285,8 +279,8 @@ class Cache:
         blocks = self.memory.blocks_of(namespace)
         counted = frozenset(block.disk_key for block in blocks)
         size_bytes = sum(block.length for block in blocks)
+        self.memory.remove_many(blocks)
         for block in blocks:
-            self.memory.remove(block)
             block.resolve(None)
         if self.long is None:
             return Cleared(len(blocks), size_bytes)
@@ -301,15 +295,43 @@ class Cache:
             self.namespaces.forget(namespace)
         return Cleared(len(blocks) + on_disk.entries, size_bytes + on_disk.bytes)
 
-    def _forget(self, namespace: Namespace, key: bytes) -> bool:
+    @contextlib.contextmanager
+    def deleting_on_disk(self, marked: Sequence[tuple[Namespace, bytes]]) -> Iterator[None]:
+        """Let what the long tier has under these keys not count meanwhile."""
+        for space, key in marked:
+            space.deleting[key] = space.deleting.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            for space, key in marked:
+                left = space.deleting[key] - 1
+                if left:
+                    space.deleting[key] = left
+                else:
+                    del space.deleting[key]
+
+    def void(self, marked: Sequence[tuple[Namespace, bytes]]) -> list[Block]:
+        """Make reads under way for keys publish nothing; return the blocks memory has of them."""
+        blocks: list[Block] = []
+        for space, key in marked:
+            if self._promoter is not None:
+                self._promoter.void(space, key)
+            block = self.memory.find(space, key)
+            if block is not None:
+                blocks.append(block)
+        return blocks
+
+    def _forget(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
+        """Take keys out of memory; return which were there."""
         if self._promoter is not None:
-            self._promoter.void(namespace, key)
-        block = self.memory.find(namespace, key)
-        if block is None:
-            return False
-        self.memory.remove(block)
-        block.resolve(None)
-        return True
+            for key in keys:
+                self._promoter.void(namespace, key)
+        found = [self.memory.find(namespace, key) for key in keys]
+        blocks = [block for block in found if block is not None]
+        self.memory.remove_many(blocks)
+        for block in blocks:
+            block.resolve(None)
+        return [block is not None for block in found]
 
     def _write_short_ahead(self) -> None:
         """Write the short blocks that would be evicted next, so that their slots are free."""
@@ -320,11 +342,12 @@ class Cache:
                 return
 
     def tick(self) -> None:
-        """Do what is due now and then: expiry, slots that the disk let go of."""
+        """Do what is due now and then: expiry, slots that clients or the disk let go of."""
         self.memory.sweep(SWEEP_BLOCKS)
         if self.long is not None and self.write_back is not None:
             self.long.tick()
             self.write_back.tick()
+        self.memory.reclaim()
         if self._promoter is not None:
             self._promoter.reclaim()
 

@@ -151,9 +151,9 @@ class Client:
             if connection is None:
                 return
             connection.closing = True
-            # BYE promises that nobody writes into reserved slots any more: with a copy under way
-            # we only hang up, and the daemon keeps those slots out of use.
-            promise = connection.alive and not connection.writers
+            # BYE promises that nobody uses this session's slots any more: with a copy or a lease
+            # under way we only hang up, and the daemon keeps those slots out of use.
+            promise = connection.alive and self._is_idle(connection)
         if promise:
             try:
                 connection.call(protocol.Bye(), time.monotonic() + min(1.0, self.timeout_s))
@@ -227,6 +227,8 @@ class Client:
             reply = connection.call(request, time.monotonic() + wait_s)
         except ProtocolError as error:
             raise UnavailableError(f"the daemon refused: {error}") from error
+        if connection.local is not None:
+            connection.local.note(request, reply)
         if not isinstance(reply, kind):
             connection.close(f"{type(reply).__name__} is no answer to this")
             raise UnavailableError(f"the daemon answered with {type(reply).__name__}")
@@ -267,8 +269,13 @@ class Client:
             if connection is not self._connection:
                 # Accounted for already, as gone: what came in after that is lost too.
                 self._dropped_before += accepted_long
-                if not connection.writers:
-                    self._release(connection)
+                self._release_if_idle(connection)
+
+    def lease_ended(self, connection: Connection) -> None:
+        """Note that a lease by a connection that is gone came to its end."""
+        with self._lock:
+            if connection is not self._connection:
+                self._release_if_idle(connection)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -295,11 +302,19 @@ class Client:
         self._durable_before += connection.confirmed_durable
         self._dropped_before += connection.confirmed_dropped
         self._dropped_before += max(0, connection.accepted_long - confirmed)
-        if not connection.writers:
-            self._release(connection)
+        self._release_if_idle(connection)
 
-    def _release(self, connection: Connection) -> None:
-        """Let the next HELLO say that nobody writes into that session's slots any more."""
+    def _is_idle(self, connection: Connection) -> bool:
+        """Return whether nobody uses that session's slots, from now on."""
+        return not connection.writers and (
+            connection.local is None or connection.local.end_leasing()
+        )
+
+    def _release_if_idle(self, connection: Connection) -> None:
+        """Let the next HELLO say that nobody uses that session's slots any more, if so."""
+        if connection.released or not self._is_idle(connection):
+            return
+        connection.released = True
         if len(self._released) < MAX_RELEASED:
             self._released.append(connection.limits.session)
 

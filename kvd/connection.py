@@ -20,12 +20,12 @@ import time
 from kvd import protocol
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
-from kvd.mapping import ArenaMapping
+from kvd.local_index import LocalIndex
+from kvd.mapping import HEARTBEAT_S, ArenaMapping
 from kvd.protocol import Message
 
 RECEIVE_BYTES = 1 << 18
 LOOK_UP_S = 0.1  # Who waits looks so often whether an interrupted thread broke the connection.
-HEARTBEAT_S = 2.0  # The daemon writes one every half second.
 
 
 class _Waiter:
@@ -68,6 +68,10 @@ class Connection:
 
     Attributes
     ----------
+    mapping, local : ArenaMapping and LocalIndex, or None
+        The arena, and lookups in it, where it was mapped.
+    released : bool
+        The next HELLO says that nobody uses this session's slots; guarded as `writers`.
     writers : set
         Who copies into slots that this session reserved. The client's lock guards it and
         `closing`: once that is set nobody is added.
@@ -79,6 +83,9 @@ class Connection:
 
     def __init__(self, path: str, hello: protocol.Hello, deadline: float) -> None:
         self.mapping: ArenaMapping | None = None
+        self.local: LocalIndex | None = None
+        self.released = False
+        self._pid = os.getpid()
         self.accepted_long = 0
         self.confirmed_durable = 0
         self.confirmed_dropped = 0
@@ -113,17 +120,32 @@ class Connection:
         return self._broken is None
 
     @property
+    def is_own_process(self) -> bool:
+        """Return whether this is the process that opened it, and no forked child."""
+        return os.getpid() == self._pid
+
+    @property
     def is_stuck(self) -> bool:
         """Return whether the daemon's heartbeat is too old; notices too if it has left."""
         if self.mapping is None or self.mapping.heartbeat_age_s() <= HEARTBEAT_S:
             return False
+        self._notice_end()
+        return True
+
+    def is_there(self) -> bool:
+        """Return whether the daemon still holds its end: a system call, for lookups."""
+        return not self.is_stuck and self._notice_end() and self._broken is None
+
+    def _notice_end(self) -> bool:
+        """Break the connection if the other end is closed; return whether it is not."""
         poll = select.poll()
         try:
             poll.register(self._socket.fileno(), select.POLLRDHUP)
             if poll.poll(0):
                 self.close("the daemon left")
+                return False
         except (OSError, ValueError):
-            pass  # Closed by another thread.
+            return False  # Closed by another thread.
         return True
 
     def call(self, request: Message, deadline: float) -> Message:
@@ -166,6 +188,8 @@ class Connection:
         """Break the connection: whoever waits is told."""
         if self._broken is None:
             self._broken = reason
+        if self.local is not None:
+            self.local.stop()
         self._wake_all()
         self._shut_down()
         self._let_go()
@@ -173,6 +197,8 @@ class Connection:
     def abandon(self) -> None:
         """Close this process's copy after a fork; the parent's session goes on."""
         self._broken = "forked"
+        if self.local is not None:
+            self.local.stop()
         self._close_descriptors()
 
     # -- sending and receiving -----------------------------------------------------------------
@@ -294,15 +320,20 @@ class Connection:
     def _receive_arena(self, info: protocol.ArenaInfo, deadline: float) -> None:
         """Take the descriptors that ride on the first byte of the ARENA frame."""
         self._socket.settimeout(_left(deadline))
-        start, fds, _, _ = socket.recv_fds(self._socket, HEADER.size, 2, socket.MSG_CMSG_CLOEXEC)
+        start, fds, _, _ = socket.recv_fds(
+            self._socket, HEADER.size, len(protocol.ARENA_FDS), socket.MSG_CMSG_CLOEXEC
+        )
         try:
             body = self._read_frame(deadline, start)
             message = protocol.decode_reply(body)
-            if not isinstance(message, protocol.Arena) or message.fds != ["index", "data"]:
+            if not isinstance(message, protocol.Arena) or message.fds != protocol.ARENA_FDS:
                 raise ProtocolError("malformed", "HELLO_ACK was not followed by the arena")
-            if len(fds) != 2:
-                raise ProtocolError("bad_arena", f"{len(fds)} descriptors came, not 2")
-            self.mapping = ArenaMapping(info, fds[0], fds[1])
+            if len(fds) != len(message.fds):
+                raise ProtocolError(
+                    "bad_arena", f"{len(fds)} descriptors came, not {len(message.fds)}"
+                )
+            self.mapping = ArenaMapping(info, *fds)
+            self.local = LocalIndex(self.mapping, self.is_there)
         finally:
             for fd in fds:
                 os.close(fd)

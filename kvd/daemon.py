@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from kvd import quota_requests
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
@@ -25,9 +26,11 @@ from kvd.long_opening import lines, make_admission, make_paths, open_paths
 from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
+from kvd.notify import Notifier
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.scrub import Scrubber
 from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
+from kvd.sight.watch import Watch
 from kvd.version import __version__
 from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError, format_size
@@ -114,10 +117,30 @@ def _leave_stuck_threads(status: int) -> None:
 async def _run(config: Config, listening: ListeningSocket, signals: StopSignals) -> int:
     stop = signals.event()
     asyncio.get_running_loop().set_exception_handler(LoopComplaints())
-    paths = make_paths(config.long)
+    with contextlib.ExitStack() as closing:
+        watch = None
+        if config.metrics is not None:
+            watch = _watch(*config.metrics)
+            closing.callback(watch.close)
+        return await _run_watched(config, listening, stop, watch)
+
+
+def _watch(host: str, port: int) -> Watch:
+    try:
+        return Watch(host, port, asyncio.get_running_loop())
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics {host}:{port}: {error}; choose another address or port"
+        ) from error
+
+
+async def _run_watched(
+    config: Config, listening: ListeningSocket, stop: asyncio.Event, watch: Watch | None
+) -> int:
+    paths = make_paths(config)
     try:
         notes = await open_paths(paths) if paths is not None else []
-        return await _serve(config, listening, paths, notes, stop)
+        return await _serve(config, listening, paths, notes, stop, watch)
     finally:
         if paths is not None:
             paths.shut_down()
@@ -129,6 +152,7 @@ async def _serve(
     paths: LongPaths | None,
     path_notes: list[str],
     stop: asyncio.Event,
+    watch: Watch | None,
 ) -> int:
     loop = asyncio.get_running_loop()
     slot_bytes = max(config.slot_bytes, paths.slot_bytes if paths is not None else 0)
@@ -140,13 +164,17 @@ async def _serve(
     memory = MemoryTier(arena, writes_back=paths is not None)
     cache = Cache(
         memory,
-        Namespaces(config.long.paths),
+        Namespaces(config.paths),
         paths,
-        admission=make_admission(config.long),
-        budget=WriteBudget(config.long.write_budget),
-        flush_interval_s=config.long.flush_interval_ms / 1000,
+        admission=make_admission(config),
+        budget=WriteBudget(config.write_budget),
+        flush_interval_s=config.flush_interval_ms / 1000,
     )
     notes = [*config.notes, *path_notes]
+    if cache.namespaces.damage is not None:
+        notes.append(cache.namespaces.damage)
+    if paths is not None:
+        paths.quotas.take(await paths.load_quotas())
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)
@@ -175,16 +203,25 @@ async def _serve(
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
-    background = [loop.create_task(_tick(server))]
-    if paths is not None and config.long.scrub_rate:
-        background.append(loop.create_task(Scrubber(paths, config.long.scrub_rate).run()))
+    notifier = Notifier()
+    background = [loop.create_task(_tick(server, notifier))]
+    if paths is not None and config.scrub_rate:
+        background.append(loop.create_task(Scrubber(paths, config.scrub_rate).run()))
+    loop.add_signal_handler(signal.SIGHUP, lambda: server.run(_reload_quotas(cache)))
     listening.announce()
-    await _banner(config, server, paths)
+    if watch is not None:
+        watch.serving(server)
+    await _banner(config, server, paths, watch)
+    notifier.ready(f"serves on {config.socket}")
     await stop.wait()
 
     logger.info("stopping: draining for at most %.0f s", config.drain_timeout_s)
+    notifier.stopping()
+    if watch is not None:
+        watch.stopping()
     listening.withdraw()
     listener.close()
+    arena.fall_silent()
     server.close_connections()
     await _drain(cache, paths, config.drain_timeout_s)
     for task in background:
@@ -222,14 +259,23 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
         pass  # The loop is closed: the daemon is ending and needs no more slots.
 
 
-async def _tick(server: Server) -> None:
+async def _tick(server: Server, notifier: Notifier) -> None:
     while True:
         try:
             server.tick()
+            notifier.alive()
         except Exception:
             # Without its heartbeat the daemon would be dead to its clients.
             logger.exception("the periodic work failed")
         await asyncio.sleep(TICK_S)
+
+
+async def _reload_quotas(cache: Cache) -> None:
+    try:
+        limits = await quota_requests.reload(cache)
+        logger.info("SIGHUP: %d quotas hold from now on", len(limits))
+    except Exception as error:
+        logger.error("SIGHUP: %s", error)
 
 
 async def _drain(cache: Cache, paths: LongPaths | None, timeout_s: float) -> None:
@@ -250,7 +296,9 @@ async def _drain(cache: Cache, paths: LongPaths | None, timeout_s: float) -> Non
         logger.error("closing the region failed: %s", error)
 
 
-async def _banner(config: Config, server: Server, paths: LongPaths | None) -> None:
+async def _banner(
+    config: Config, server: Server, paths: LongPaths | None, watch: Watch | None
+) -> None:
     text = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
@@ -260,6 +308,8 @@ async def _banner(config: Config, server: Server, paths: LongPaths | None) -> No
         text.append("  disk     none; --long-path DIR adds a tier that survives restarts")
     else:
         text += await paths.tiers[0].on_index(lines, paths)
+    if watch is not None:
+        text.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
     text += [f"  note     {note}" for note in server.notes]
     text += [
         f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",

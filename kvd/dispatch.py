@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from kvd import protocol
+from kvd import protocol, purging, quota_requests
 from kvd.errors import ProtocolError
 from kvd.protocol import Message
 from kvd.storing import Keep
@@ -36,26 +36,33 @@ def _look_up(
         raise ProtocolError("bad_request", "a key is named twice; ask inline for each once")
     hits, missing = server.cache.get(name, keys, inline)
     if not missing:
-        return protocol.Found(id=request_id, hits=hits)
+        return protocol.Found(id=request_id, hits=hits, space=_space(server, name))
 
     async def rest() -> Message:
         found = await server.cache.fetch(name, keys, inline, hits, missing)
-        return protocol.Found(id=request_id, hits=found)
+        return protocol.Found(id=request_id, hits=found, space=_space(server, name))
 
     return rest()
+
+
+def _space(server: Server, name: str) -> int:
+    """Return a namespace's id, which clients need to look in the shared index."""
+    return server.cache.namespaces.look(name).id
 
 
 def _set(server: Server, session: Session, request: protocol.Set) -> Answer:
     item = protocol.SetItem(request.key, request.value, request.checksum)
     keep = Keep.of(request.retention, request.ttl_s)
     results = server.cache.storing.set_inline(session, request.namespace, [item], keep)
-    return protocol.StoredReply(id=request.id, results=results)
+    space = _space(server, request.namespace)
+    return protocol.StoredReply(id=request.id, results=results, space=space)
 
 
 def _batch_set(server: Server, session: Session, request: protocol.BatchSet) -> Answer:
     keep = Keep.of(request.retention, request.ttl_s)
     results = server.cache.storing.set_inline(session, request.namespace, request.items, keep)
-    return protocol.StoredReply(id=request.id, results=results)
+    space = _space(server, request.namespace)
+    return protocol.StoredReply(id=request.id, results=results, space=space)
 
 
 def _reserve(server: Server, session: Session, request: protocol.Reserve) -> Answer:
@@ -63,13 +70,15 @@ def _reserve(server: Server, session: Session, request: protocol.Reserve) -> Ans
     grants = server.cache.storing.reserve(
         session, request.namespace, request.sizes, request.keys, keep
     )
-    return protocol.Granted(id=request.id, grants=grants)
+    space = _space(server, request.namespace)
+    return protocol.Granted(id=request.id, grants=grants, space=space)
 
 
 def _commit(server: Server, session: Session, request: protocol.Commit) -> Answer:
     keep = Keep.of(request.retention, request.ttl_s)
     results = server.cache.storing.commit(session, request.namespace, request.items, keep)
-    return protocol.StoredReply(id=request.id, results=results)
+    space = _space(server, request.namespace)
+    return protocol.StoredReply(id=request.id, results=results, space=space)
 
 
 def _cancel(server: Server, session: Session, request: protocol.Cancel) -> Answer:
@@ -81,11 +90,11 @@ def _exists(server: Server, session: Session, request: protocol.Exists) -> Answe
     name, keys = request.namespace, request.keys
     present = server.cache.in_memory(name, keys)
     if server.cache.long is None or all(present):
-        return protocol.Presence(id=request.id, present=present)
+        return protocol.Presence(id=request.id, present=present, space=_space(server, name))
 
     async def rest() -> Message:
         complete = await server.cache.complete(name, keys, present)
-        return protocol.Presence(id=request.id, present=complete)
+        return protocol.Presence(id=request.id, present=complete, space=_space(server, name))
 
     return rest()
 
@@ -99,11 +108,13 @@ def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefi
     name, keys = request.namespace, request.keys
     present = server.cache.in_memory(name, keys)
     if server.cache.long is None or all(present):
-        return protocol.Counted(id=request.id, count=_leading(present))
+        return protocol.Counted(id=request.id, count=_leading(present), space=_space(server, name))
 
     async def rest() -> Message:
         complete = await server.cache.complete(name, keys, present)
-        return protocol.Counted(id=request.id, count=_leading(complete))
+        return protocol.Counted(
+            id=request.id, count=_leading(complete), space=_space(server, name)
+        )
 
     return rest()
 
@@ -140,6 +151,19 @@ def _namespaces(server: Server, session: Session, request: protocol.NamespacesRe
     return protocol.NamespacesReply(id=request.id, names=server.cache.namespaces.names())
 
 
+async def _purge(server: Server, session: Session, request: protocol.Purge) -> Message:
+    return protocol.PurgedReply(id=request.id, purged=await purging.purge(server.cache, request))
+
+
+async def _quota(server: Server, session: Session, request: protocol.Quota) -> Message:
+    quotas = await quota_requests.answer(server.cache, request)
+    return protocol.QuotasReply(id=request.id, quotas=quotas)
+
+
+async def _status(server: Server, session: Session, request: protocol.StatusRequest) -> Message:
+    return protocol.StatusReply(id=request.id, status=await server.status())
+
+
 HANDLERS: dict[type[Message], Handler] = {
     protocol.Get: _get,
     protocol.BatchGet: _batch_get,
@@ -157,4 +181,7 @@ HANDLERS: dict[type[Message], Handler] = {
     protocol.Flush: _flush,
     protocol.StatsRequest: _stats,
     protocol.NamespacesRequest: _namespaces,
+    protocol.Purge: _purge,
+    protocol.Quota: _quota,
+    protocol.StatusRequest: _status,
 }

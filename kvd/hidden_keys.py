@@ -33,6 +33,10 @@ class HiddenKeys:
             else:
                 self._prefixes.add(key[:PREFIX_BYTES])
 
+    def add_all(self) -> None:
+        """Hide whatever there is."""
+        self._prefixes.add(b"")
+
     def add_prefix(self, prefix: bytes) -> None:
         """Hide a whole namespace."""
         self._prefixes.add(prefix)
@@ -41,8 +45,9 @@ class HiddenKeys:
         """Set `present` to False for hidden keys."""
         if not self:
             return
+        everything = b"" in self._prefixes
         for position, key in enumerate(keys):
-            if present[position] and (key in self._keys or key[:PREFIX_BYTES] in self._prefixes):
+            if everything or key in self._keys or key[:PREFIX_BYTES] in self._prefixes:
                 present[position] = False
 
     def content(self) -> tuple[list[bytes], list[bytes]]:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 
+from kvd.durations import Histogram
 from kvd.results import Latency
 
 SAMPLES = 2048
 
 
 class LatencyRing:
-    """Keeps the last `SAMPLES` durations."""
+    """Keeps the last `SAMPLES` durations, and counts all of them in `histogram`."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self.histogram = Histogram()
 
     def add(self, seconds: float) -> None:
         """Note one duration."""
         self._samples.append(seconds)
-
-    def join(self, other: LatencyRing) -> None:
-        """Take over what another ring keeps, as far as there is room."""
-        self._samples.extend(other._samples)
+        self.histogram.add(seconds)
 
     def summary(self) -> Latency:
         """Return the percentiles of what is kept."""

@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 from kvd.admission import SecondHit
+from kvd.config.disk import Disk
 from kvd.errors import KvdError, RefusedError
 from kvd.followed import Followed
 from kvd.free_space import BelowFloorError
-from kvd.long_flags import LongFlags
 from kvd.long_paths import LongPaths
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters, RegionOptions
@@ -18,29 +18,29 @@ from tablespace import FormatVersionError, GeometryError, format_size
 logger = logging.getLogger(__name__)
 
 
-def make_paths(flags: LongFlags) -> LongPaths | None:
+def make_paths(flags: Disk) -> LongPaths | None:
     """Return the long tier that the flags ask for, nothing of it open yet; None for none."""
     if not flags.paths:
         return None
     options = RegionOptions(
         recover=flags.recover,
         container_bytes=flags.container_bytes,
-        workers=flags.workers,
+        workers=flags.long_workers,
         free_floor_bytes=flags.free_floor,
     )
     counters = LongCounters()
     # With "auto" a region keeps the sizes it has; a new one begins with the default.
-    sizes = None if flags.auto_slots else flags.slot_sizes
+    sizes = None if flags.slots.auto else flags.slots.sizes
     tiers = [
         LongTier(path, flags.path_bytes, sizes, flags.io_mode, options=options, counters=counters)
         for path in flags.paths
     ]
-    followed = [Followed(path, flags.io_mode, flags.workers) for path in flags.follow]
+    followed = [Followed(path, flags.io_mode, flags.long_workers) for path in flags.follow or ()]
     return LongPaths(
         tiers,
         followed,
-        timeout_s=flags.timeout_ms / 1000,
-        auto_slots=flags.auto_slots,
+        timeout_s=flags.long_timeout_ms / 1000,
+        auto_slots=flags.slots.auto,
     )
 
 
@@ -108,11 +108,11 @@ def _room(paths: LongPaths) -> list[str]:
     return notes
 
 
-def make_admission(flags: LongFlags) -> SecondHit | None:
+def make_admission(flags: Disk) -> SecondHit | None:
     """Return what the flags ask for: as many keys known as the long tier has slots, twice."""
     if flags.admission == "all":
         return None
-    return SecondHit(2 * flags.long_bytes // flags.slot_sizes[0])
+    return SecondHit(2 * flags.long_bytes // flags.slots.sizes[0])
 
 
 def lines(paths: LongPaths) -> list[str]:

@@ -13,12 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from kvd import quotas
 from kvd.arena_layout import PAGE_BYTES
+from kvd.census import Usage
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
-from kvd.long_flags import MAX_SLOT_BYTES, MAX_SLOT_SIZES
+from kvd.long_limits import MAX_SLOT_BYTES, MAX_SLOT_SIZES
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters
+from kvd.quotas import Limits
+from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
 from tablespace import ClosedError, FailedError, TablespaceError, checksum64
 
@@ -68,8 +72,13 @@ class LongPaths:
         self.sources: list[Source] = [*self.tiers, *self.followed]
         self._reviving: set[asyncio.Task[None]] = set()
         self._being_revived: set[Source] = set()
+        self.write_latency = LatencyRing()
+        self.quotas = self.tiers[0].quotas
         for tier in self.tiers:
             tier.counters = self.counters
+            tier.write_latency = self.write_latency
+            tier.quotas = self.quotas
+            tier.held_bytes = self.held_bytes
 
     # -- what it is ----------------------------------------------------------------------------
 
@@ -271,6 +280,112 @@ class LongPaths:
                         logger.info("%s has slots of %d bytes from now on", tier.directory, size)
                 except (TablespaceError, OSError, ValueError) as error:
                     tier.fail(error)
+
+    # -- what namespaces hold ------------------------------------------------------------------
+
+    def usage(self) -> dict[bytes, Usage]:
+        """Return what each prefix has on all own paths."""
+        total: dict[bytes, Usage] = {}
+        for tier in self.tiers:
+            for prefix, each in tier.census.usage().items():
+                sums = total.setdefault(prefix, Usage())
+                sums.entries += each.entries
+                sums.bytes += each.bytes
+                sums.value_bytes += each.value_bytes
+        return total
+
+    def held_bytes(self, prefix: bytes, slot_bytes: int = 0) -> int:
+        """Return the bytes of the slots that a prefix has on all own paths. Any thread."""
+        return sum(tier.census.slot_bytes_of(prefix, slot_bytes) for tier in self.tiers)
+
+    def has_room_for(self, prefix: bytes, key: bytes) -> bool:
+        """Return whether a block may be written under its namespace's quota."""
+        if self.quotas.limit_of(prefix) is None:
+            return True
+        if any(prefix + key in tier.census for tier in self.tiers):
+            return True
+        return self.quotas.has_room(prefix, self.held_bytes(prefix))
+
+    async def load_quotas(self) -> Limits:
+        """Return the quotas of the first open path that has some."""
+        for tier in self.tiers:
+            if tier.is_open:
+                limits = await tier.on_writer(quotas.load, tier.directory)
+                if limits:
+                    return limits
+        return {}
+
+    async def save_quotas(self, limits: Limits) -> None:
+        """Write the quotas to every path that is up."""
+        up = [tier for tier in self.tiers if tier.is_up]
+        if not up:
+            raise OSError(self.failure)
+        for tier in up:
+            await tier.on_writer(quotas.save, tier.directory, limits)
+
+    # -- purging -------------------------------------------------------------------------------
+
+    async def select(self, selection: Selection) -> list[bytes]:
+        """Return the keys that a purge means, on every path that is open."""
+        found: list[bytes] = []
+        for tier in self.tiers:
+            if tier.is_up:
+                found += await tier.on_index(tier.select, selection)
+        return found
+
+    async def purge(
+        self, selection: Selection, *, dry_run: bool = False, zero: bool = False
+    ) -> Freed:
+        """Delete, durably, what a purge of whole namespaces means; as `delete` otherwise."""
+
+        def owe(tier: LongTier) -> None:
+            if dry_run or selection.older_than_s is not None:
+                return
+            if selection.prefixes is None:
+                tier.hidden.add_all()
+            for prefix in selection.prefixes or ():
+                tier.hidden.add_prefix(prefix)
+
+        if not dry_run:
+            self._hide_followed(selection)
+        calls = []
+        away: list[LongTier] = []
+        for tier in self.tiers:
+            if tier.is_up:
+                calls.append(
+                    (tier, tier.on_writer(tier.purge, selection, dry_run=dry_run, zero=zero))
+                )
+            else:
+                owe(tier)
+                away.append(tier)
+        freed = sum(await self._all(calls, owe), Freed())
+        for tier in away:
+            raise _away(tier)
+        return freed
+
+    def _hide_followed(self, selection: Selection) -> None:
+        for source in self.followed:
+            if selection.prefixes is None:
+                source.hidden.add_all()
+            for prefix in selection.prefixes or ():
+                source.hidden.add_prefix(prefix)
+
+    async def purge_keys(self, keys: Sequence[bytes], *, zero: bool = False) -> Freed:
+        """Delete keys durably; as `delete` otherwise."""
+        for source in self.followed:
+            source.hidden.add(keys)
+        calls = []
+        away: list[LongTier] = []
+        for tier in self.tiers:
+            if tier.is_up:
+                calls.append((tier, tier.on_writer(tier.purge_keys, keys, zero=zero)))
+            else:
+                tier.hidden.add(keys)
+                away.append(tier)
+        freed = sum(await self._all(calls, lambda tier: tier.hidden.add(keys)), Freed())
+        for tier in away:
+            raise _away(tier)
+        return freed
 
     # -- coming back ---------------------------------------------------------------------------
 

@@ -119,10 +119,8 @@ def _sums(
     paths, write_back = parts or (None, None)
     admission = write_back.admission if write_back is not None else None
     written, promoted = LatencyRing(), LatencyRing()
-    for tier, _ in found:
-        written.join(tier.write_latency)
     if paths is not None:
-        promoted = paths.promotion_latency
+        written, promoted = paths.write_latency, paths.promotion_latency
     return LongStats(
         enabled=paths is not None,
         failed=paths is not None and paths.failure is not None,
@@ -160,5 +158,7 @@ def _sums(
         scrubbed_values=counters.scrubbed_values,
         scrubbed_bytes=counters.scrubbed_bytes,
         scrub_damaged=counters.scrub_damaged,
+        rejected=counters.rejected,
+        written_never_read_bytes=sum(tier.census.never_read_bytes for tier, _ in found),
         index_bound_bytes=sum(tier.index_bound_bytes for tier, _ in found),
     )

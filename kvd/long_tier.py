@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,10 +19,14 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from tablespace.shared import checksum_many
 
 import tablespace
+from kvd import region_purge
+from kvd.ages import Ages
+from kvd.census import Census
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.free_space import BelowFloorError, FreeSpace
 from kvd.hidden_keys import HiddenKeys
 from kvd.latency import LatencyRing
+from kvd.long_limits import DEFAULT_SLOT_BYTES
 from kvd.long_values import (
     LongCounters,
     Outcome,
@@ -30,9 +35,12 @@ from kvd.long_values import (
     WriteItem,
     read_into,
 )
+from kvd.namespaces import PREFIX_BYTES
 from kvd.path_health import PathHealth
+from kvd.quotas import Quotas
 from kvd.read_progress import ReadProgress
 from kvd.refusals import region_refusal
+from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
 from tablespace import ClosedError, FailedError, GeometryError, TablespaceError, checksum64
 
@@ -108,6 +116,11 @@ class LongTier:
         self.failure: str | None = None
         self.resized_from: int | None = None
         self.slot_sizes = (slot_bytes,) if isinstance(slot_bytes, int) else tuple(slot_bytes or ())
+        self.evict_policy = "lru"
+        self.quotas = Quotas(self.slot_bytes or DEFAULT_SLOT_BYTES)
+        self.census = Census()
+        self.held_bytes: Callable[[bytes, int], int] = self.census.slot_bytes_of
+        self.ages = Ages(directory)
         self._io_mode = io_mode
         self._store: Store | None = None
         self._closed = False
@@ -157,6 +170,11 @@ class LongTier:
     def is_up(self) -> bool:
         """Return whether the region takes writes, now or in a moment."""
         return self.failure is None and (self._store is not None or self._changing)
+
+    @property
+    def recover(self) -> str:
+        """Return what damage means when the region is opened at start."""
+        return self.options.recover
 
     @property
     def slot_bytes(self) -> int:
@@ -222,6 +240,7 @@ class LongTier:
                 raise
             logger.warning("%s does not grow: %s", self.region, error)
             max_bytes = None
+        self.census.restart()
         return tablespace.open(
             os.fspath(self.region),
             max_bytes=max_bytes,
@@ -230,7 +249,7 @@ class LongTier:
             io_mode=self._io_mode,
             recover=recover,
             on_full="evict",
-            eviction="lru",
+            eviction=self.census,
         )
 
     def allocated_bytes(self) -> int:
@@ -239,10 +258,12 @@ class LongTier:
         return sum(file.stat().st_blocks * 512 for file in files)
 
     def _use(self, store: Store) -> None:
+        self.ages.begin(self.census.measure(store))
         self._store = store
         self.uuid = store.uuid
-        self.index_bound_bytes = store.index_bound_bytes
-        self.slot_sizes = tuple(sorted(pool.slot_bytes for pool in store.stats().pools))
+        stats = store.stats()
+        self.index_bound_bytes = stats.index_bound_bytes
+        self.slot_sizes = tuple(sorted(pool.slot_bytes for pool in stats.pools))
 
     def reopen_region(self) -> None:
         """Open a region again that failed, or could not be opened before.
@@ -272,6 +293,8 @@ class LongTier:
         """Read a region that cannot be opened for writing, if that is possible."""
         try:
             self._store = tablespace.open(os.fspath(self.region), read_only=True)
+            self.census.restart()
+            self.census.count(self._store)
         except (TablespaceError, OSError, ValueError) as error:
             logger.debug("%s cannot be read either: %s", self.region, error)
 
@@ -344,12 +367,15 @@ class LongTier:
                     outcomes[position] = Outcome.CORRUPT
                     continue
             group.append((position, view))
-        written = store.put_many(
+        if self.quotas.any:
+            group = self._within_quotas(items, present, group, outcomes)
+        written = self._put(
             [(items[position].key, view, items[position].metadata) for position, view in group]
         )
         for (position, _), kept in zip(group, written, strict=True):
             item = items[position]
             if not kept:
+                self.counters.rejected += 1
                 outcomes[position] = Outcome.DROPPED
             elif item.key in store and not self._holds(item):
                 store.delete(item.key)
@@ -360,6 +386,46 @@ class LongTier:
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         return outcomes
+
+    def _put(self, values: list[tuple[bytes, Buffer, bytes | None]]) -> list[bool]:
+        """Write values and have the census know of them."""
+        if not values:
+            return []
+        keys = [key for key, _, _ in values]
+        lengths = [memoryview(view).nbytes for _, view, _ in values]
+        self.census.expect(dict(zip(keys, lengths, strict=True)))
+        written = [False] * len(values)
+        try:
+            written = self.store.put_many(values)
+        finally:
+            self.census.wrote(keys, written, lengths)
+        last = self.store.stat(keys[-1])
+        if last is not None:
+            self.ages.seen(last.seq)
+        return written
+
+    def _within_quotas(
+        self,
+        items: Sequence[WriteItem],
+        present: Sequence[bool],
+        group: list[tuple[int, Buffer]],
+        outcomes: list[Outcome],
+    ) -> list[tuple[int, Buffer]]:
+        """Return what may be written; a replacement takes no more than what it replaces."""
+        allowed: list[tuple[int, Buffer]] = []
+        coming: Counter[bytes] = Counter()
+        for position, view in group:
+            prefix = items[position].key[:PREFIX_BYTES]
+            limit = self.quotas.limit_of(prefix)
+            if limit is not None and not present[position]:
+                held = self.held_bytes(prefix, self.slot_bytes)
+                if held + (coming[prefix] + 1) * self.slot_bytes > limit:
+                    self.counters.rejected += 1
+                    outcomes[position] = Outcome.DROPPED
+                    continue
+                coming[prefix] += 1
+            allowed.append((position, view))
+        return allowed
 
     def _holds(self, item: WriteItem) -> bool:
         entry = self.store.stat(item.key)
@@ -397,7 +463,9 @@ class LongTier:
 
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
-        return read_into(self.store, keys, views)
+        values = read_into(self.store, keys, views)
+        self.census.read(key for key, value in zip(keys, values, strict=True) if value is not None)
+        return values
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Refresh recency."""
@@ -491,6 +559,27 @@ class LongTier:
         if keys:
             store.clear(prefix)
         return Cleared(entries, size_bytes)
+
+    def select(self, selection: Selection) -> list[bytes]:
+        """Return the keys that a purge means; a look into the index in RAM."""
+        found = region_purge.select(self.store, self.census, self.ages, selection)
+        return [row.key for row in found]
+
+    def purge(self, selection: Selection, *, dry_run: bool = False, zero: bool = False) -> Freed:
+        """Delete, durably, what a purge means; with `zero` also overwrite it."""
+        return region_purge.purge(
+            self.store,
+            self.region,
+            self.census,
+            self.ages,
+            selection,
+            dry_run=dry_run,
+            zero=zero,
+        )
+
+    def purge_keys(self, keys: Sequence[bytes], *, zero: bool = False) -> Freed:
+        """Delete keys durably; with `zero` also overwrite their slots."""
+        return region_purge.purge_keys(self.store, self.region, self.census, keys, zero=zero)
 
     def stats(self) -> StoreStats:
         """Return the store's own statistics."""

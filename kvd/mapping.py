@@ -7,7 +7,7 @@ import mmap
 import os
 import time
 
-from tablespace.shared import SequencedSlots, copy_in, load_u64
+from tablespace.shared import MAX_TOUCHES, ArenaReader, Lane, SlotIndex, copy_in, load_u64
 
 from kvd.arena_layout import (
     HEADER,
@@ -17,20 +17,34 @@ from kvd.arena_layout import (
     RECORDS_OFFSET,
     REQUIRED_SEALS,
     index_bytes,
+    lane_bytes,
+    lane_leases,
+    table_offset,
 )
 from kvd.errors import ProtocolError
-from kvd.protocol import ArenaInfo, Grant, Hit
+from kvd.protocol import ArenaInfo, Grant, Hit, LaneInfo
+from kvd.shared_index import open_index
+
+HEARTBEAT_S = 2.0  # The daemon writes one every half second.
+# So often a lookup makes sure that the daemon did not leave, by a system call.
+CHECK_S = 0.01
 
 
 class ArenaMapping:
-    """The index (read-only) and the data (writable) of one daemon's arena.
+    """The index (read-only), the data (writable) and a lane of one daemon's arena.
 
     Parameters
     ----------
     info : ArenaInfo
         What HELLO_ACK said.
-    index_fd, data_fd : int
-        Descriptors that came with ARENA. The caller closes them.
+    index_fd, data_fd, lane_fd : int
+        Descriptors that came with ARENA. The caller closes them. Without a lane (None)
+        nothing can be leased.
+
+    Attributes
+    ----------
+    reader : ArenaReader
+        Looks keys up without asking the daemon.
 
     Raises
     ------
@@ -42,7 +56,9 @@ class ArenaMapping:
     Safe from any thread. The memory is unmapped when the last reference goes.
     """
 
-    def __init__(self, info: ArenaInfo, index_fd: int, data_fd: int) -> None:
+    def __init__(
+        self, info: ArenaInfo, index_fd: int, data_fd: int, lane_fd: int | None = None
+    ) -> None:
         self._slot_count = info.slot_count
         self._slot_bytes = info.slot_bytes
         self._data_bytes = info.data_bytes
@@ -55,10 +71,7 @@ class ArenaMapping:
         ):
             raise ProtocolError("bad_arena", f"the geometry contradicts itself: {info}")
         self._index = mmap.mmap(index_fd, info.index_bytes, access=mmap.ACCESS_READ)
-        magic, version, slots, slot_bytes, records, data_bytes, uuid = HEADER.unpack_from(
-            self._index, 0
-        )
-        found = (magic, version, slots, slot_bytes, records, data_bytes, uuid.hex())
+        found = HEADER.unpack_from(self._index, 0)
         expected = (
             MAGIC,
             LAYOUT_VERSION,
@@ -66,16 +79,43 @@ class ArenaMapping:
             info.slot_bytes,
             RECORDS_OFFSET,
             info.data_bytes,
-            info.uuid,
+            bytes.fromhex(info.uuid),
+            table_offset(info.slot_count),
+            SlotIndex.entries_for(info.slot_count),
         )
         if found != expected:
             raise ProtocolError("bad_arena", f"the index says {found}, HELLO_ACK {expected}")
-        self._slots = SequencedSlots(self._index, info.slot_count, offset=RECORDS_OFFSET)
+        index = open_index(self._index, info.slot_count)
+        self._slots = index.slots
         self._data = mmap.mmap(data_fd, info.data_bytes)
+        self._data_view = memoryview(self._data).toreadonly()
+        lane = None
+        if info.lane is not None and lane_fd is not None:
+            lane = _map_lane(info.lane, lane_fd, info.slot_count)
+        self.reader = ArenaReader(
+            index,
+            self._data,
+            slot_bytes=info.slot_bytes,
+            lane=lane,
+            heartbeat=memoryview(self._index)[HEARTBEAT_OFFSET : HEARTBEAT_OFFSET + 8],
+            stale_ns=int(HEARTBEAT_S * 1e9),
+            unchecked_ns=int(CHECK_S * 1e9),
+        )
 
     def heartbeat_age_s(self) -> float:
         """Return how long ago the daemon last said that it lives."""
         return (time.monotonic_ns() - load_u64(self._index, HEARTBEAT_OFFSET)) / 1e9
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a read-only view of a value; whoever asks holds a lease on it."""
+        return self._data_view[offset : offset + length]
+
+    def lease_hit(self, hit: Hit, places: list[int]) -> memoryview | None:
+        """Lease a block that the daemon found; None when it changed or no lease is free."""
+        self._check(hit.slot, hit.offset, hit.length)
+        if not self.reader.lease_slot(hit.slot, hit.version, places):
+            return None
+        return self.view(hit.offset, hit.length)
 
     def copy_out(self, hit: Hit, buffer: bytearray | memoryview) -> int:
         """Copy a found block into a buffer; -1 when it changed meanwhile.
@@ -108,6 +148,18 @@ class ArenaMapping:
             raise ProtocolError(
                 "bad_arena", f"slot {slot} at {offset} with {length} bytes is outside the arena"
             )
+
+
+def _map_lane(info: LaneInfo, fd: int, slot_count: int) -> Lane:
+    if (
+        info.leases != lane_leases(slot_count)
+        or info.bytes != lane_bytes(info.leases, info.touches)
+        or not 1 <= info.touches <= MAX_TOUCHES
+        or info.touches & (info.touches - 1)
+    ):
+        raise ProtocolError("bad_arena", f"the lane's geometry contradicts itself: {info}")
+    _check_file("lane", fd, info.bytes)
+    return Lane(mmap.mmap(fd, info.bytes), leases=info.leases, touches=info.touches)
 
 
 def _check_file(name: str, fd: int, size_bytes: int) -> None:

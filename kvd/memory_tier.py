@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
 
 MIN_STALE_LOOKS = 1024
-MAX_DIRTY_LOOKS = 64  # Of several paths one stands still: about that many are its own.
+LEASED_LOOK = 64  # Candidates for eviction asked of the lanes at a time, once one was leased.
 
 
 @dataclass
@@ -46,16 +47,17 @@ class MemoryTier:
     may_drop_dirty : callable
         Asked before an unwritten block is evicted. While the disk makes progress the newcomer
         is refused instead: what was accepted is kept, and room comes within milliseconds.
-    gives_way : callable
-        Asked of an unwritten block then: of several paths only some may stand still.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
+    before_evict : callable
+        Called before a block is chosen: what clients used since counts for the order.
 
     Notes
     -----
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
-    a client or to a promotion), holding a block, or quarantined (its reservation's owner may
-    still write into it). Eviction order: expired, ephemeral, short, long; within a class clean
+    a client or to a promotion), holding a block, quarantined (its reservation's owner may still
+    write into it), or held (its block left while a client had leased it). A leased block is not
+    evicted. Eviction order: expired, ephemeral, short, long; within a class clean
     before dirty; least recently used first. Dirty ones are passed over while the disk makes
     progress. Blocks queued for the long tier are in no list: they are safe.
     """
@@ -64,14 +66,16 @@ class MemoryTier:
         self.arena = arena
         self._writes_back = writes_back
         self.may_drop_dirty: Callable[[], bool] = lambda: True
-        self.gives_way: Callable[[Block], bool] = lambda block: True
         self.on_reserve: Callable[[], None] = lambda: None
+        self.before_evict: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
         self.entries = 0
         self.reserved_slots = 0
         self.quarantined_slots = 0
         self._free: list[int] = []
+        self._held: set[int] = set()
+        self._by_slot: list[Block | None] = [None] * arena.slot_count
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
         self._expiry_order = 0
@@ -94,6 +98,15 @@ class MemoryTier:
     def free_slots(self) -> int:
         """Return how many populated slots hold nothing."""
         return len(self._free)
+
+    @property
+    def held_slots(self) -> int:
+        """Return how many slots wait for the end of a lease on a block that left."""
+        return len(self._held)
+
+    def is_free(self, slot: int) -> bool:
+        """Return whether a slot was the last to become free: nobody has it."""
+        return bool(self._free) and self._free[-1] == slot
 
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""
@@ -127,6 +140,17 @@ class MemoryTier:
         self.quarantined_slots -= 1
         self._free.append(slot)
 
+    def reclaim(self) -> bool:
+        """Take held slots whose leases ended into use; return whether there were any."""
+        if not self._held:
+            return False
+        slots = list(self._held)
+        leased = self.arena.index.leased(slots, self.arena.lanes)
+        ended = [slot for slot, held in zip(slots, leased, strict=True) if not held]
+        self._held.difference_update(ended)
+        self._free += ended
+        return bool(ended)
+
     # -- lookup --------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, key: bytes) -> Block | None:
@@ -152,6 +176,10 @@ class MemoryTier:
         if block.place is not None:
             block.place.move_to_end(block)
 
+    def block_at(self, slot: int) -> Block | None:
+        """Return the block in a slot, or None."""
+        return self._by_slot[slot]
+
     def blocks_of(self, namespace: Namespace) -> list[Block]:
         """Return every block of a namespace."""
         return list(self._tables.get(namespace.id, {}).values())
@@ -171,9 +199,15 @@ class MemoryTier:
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
         block.namespace.stored = True
-        block.version = self.arena.records.publish(
-            block.slot, block.length, block.checksum, block.namespace.id, block.expires_ns
+        block.version = self.arena.index.publish(
+            block.slot,
+            block.namespace.id,
+            block.key,
+            block.length,
+            block.checksum,
+            block.expires_ns,
         )
+        self._by_slot[block.slot] = block
         self.reserved_slots -= 1
         table[block.key] = block
         self.entries += 1
@@ -222,26 +256,48 @@ class MemoryTier:
             block.place = None
 
     def remove(self, block: Block) -> None:
-        """Take a block out: readers stop at once, the slot is free unless it is in flight."""
-        block.gone = True
-        table = self._tables[block.namespace.id]
-        del table[block.key]
-        if not table:
-            del self._tables[block.namespace.id]
-        self.entries -= 1
-        self.value_bytes -= block.length
-        if block.place is not None:
-            del block.place[block]
-            block.place = None
-        self.arena.records.retire(block.slot)
-        if not block.writing:
-            self._free.append(block.slot)
+        """Take a block out; see `remove_many`."""
+        self.remove_many([block])
+
+    def remove_many(self, blocks: list[Block]) -> None:
+        """Take blocks out: readers stop at once, those that hold leases keep the bytes.
+
+        A slot is free unless it is leased, or in flight to the long tier.
+        """
+        for block in blocks:
+            self._take_out(block)
+        slots = [block.slot for block in blocks]
+        leased = self.arena.index.remove(slots, self.arena.lanes)
+        for block, held in zip(blocks, leased, strict=True):
+            if not block.writing:
+                self._let_go(block.slot, held)
 
     def landed(self, block: Block) -> None:
         """Note that a block's write ended: a removed one's slot is free only now."""
         block.writing = False
         if block.gone:
-            self._free.append(block.slot)
+            (held,) = self.arena.index.leased([block.slot], self.arena.lanes)
+            self._let_go(block.slot, held)
+
+    def _take_out(self, block: Block) -> None:
+        """Forget a block; its slot's record is for the caller to change."""
+        block.gone = True
+        table = self._tables[block.namespace.id]
+        del table[block.key]
+        if not table:
+            del self._tables[block.namespace.id]
+        self._by_slot[block.slot] = None
+        self.entries -= 1
+        self.value_bytes -= block.length
+        if block.place is not None:
+            del block.place[block]
+            block.place = None
+
+    def _let_go(self, slot: int, held: bool) -> None:
+        if held:
+            self._held.add(slot)
+        else:
+            self._free.append(slot)
 
     # -- eviction ------------------------------------------------------------------------------
 
@@ -256,47 +312,60 @@ class MemoryTier:
     def sweep(self, limit: int) -> int:
         """Remove up to `limit` expired blocks and return how many."""
         now = boot_clock_ns()
-        swept = 0
-        while self._expiry and self._expiry[0][0] <= now and swept < limit:
+        expired: list[Block] = []
+        while self._expiry and self._expiry[0][0] <= now and len(expired) < limit:
             looked_ns, _, block = heapq.heappop(self._expiry)
             if block.gone or looked_ns != block.watched_ns:
                 continue
             block.watched_ns = 0
             if block.expires_ns and block.expires_ns <= now:
-                self._expire(block)
-                swept += 1
+                expired.append(block)
             else:
                 self._watch_expiry(block)  # A refresh moved it.
-        return swept
+        if expired:
+            self._expire(*expired)
+        return len(expired)
 
-    def _expire(self, block: Block) -> None:
-        self.counters.expired += 1
-        self.remove(block)
-        block.resolve(None)
-
-    def _first_to_go(self, candidates: OrderedDict[Block, None], dirty: bool) -> Block | None:
-        """Return the first that may go; among dirty ones a path that stands still has some."""
-        if not dirty:
-            return next(iter(candidates), None)
-        if not candidates or not self.may_drop_dirty():
-            return None
-        for block, _ in zip(candidates, range(MAX_DIRTY_LOOKS), strict=False):
-            if self.gives_way(block):
-                return block
-        return None
+    def _expire(self, *blocks: Block) -> None:
+        self.counters.expired += len(blocks)
+        self.remove_many(list(blocks))
+        for block in blocks:
+            block.resolve(None)
 
     def _evict_one(self) -> bool:
         if self._expiry and self.sweep(1) and self._free:
             return True
+        if self.reclaim():
+            return True
+        self.before_evict()
         for candidates in self._order:
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
-            block = self._first_to_go(candidates, dirty)
+            if not candidates or (dirty and not self.may_drop_dirty()):
+                continue
+            block = self._evict_first(candidates)
             if block is None:
                 continue
-            self.remove(block)
             self.counters.evictions += 1
             if dirty:
                 self.counters.dropped += 1
             block.resolve(False if dirty else None)
             return True
         return False
+
+    def _evict_first(self, candidates: OrderedDict[Block, None]) -> Block | None:
+        """Evict the first block that no lane holds; those held become the most recent."""
+        left = len(candidates)
+        look = 1
+        while left > 0:
+            blocks = list(itertools.islice(candidates, min(look, left)))
+            slots = [block.slot for block in blocks]
+            evicted = self.arena.index.evict(slots, self.arena.lanes, 1)
+            for block in blocks:
+                if block.slot in evicted:
+                    self._take_out(block)
+                    self._free.append(block.slot)
+                    return block
+                candidates.move_to_end(block)
+            left -= len(blocks)
+            look = LEASED_LOOK
+        return None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from tablespace.shared import MISS, ArenaReader
 
 from kvd import protocol
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import INLINE_BATCH_BYTES
+from kvd.lease import Lease
 from kvd.putting import UNAVAILABLE, Put
 from kvd.results import Cleared, Location
 from kvd.values import checked_key, checked_keys, checked_seconds, fill, flat_view, key_batches
@@ -101,8 +104,24 @@ class NamespaceHandle:
 
     # -- reading -------------------------------------------------------------------------------
 
+    def local_lookup(self) -> tuple[Connection, ArenaReader, int] | None:
+        """Return how to look in shared memory, with this namespace's id; None: ask the daemon."""
+        try:
+            connection = self._client.connection()
+        except UnavailableError:
+            return None
+        local = connection.local
+        found = None if local is None else local.look(self.name)
+        return None if found is None else (connection, *found)
+
     def get(self, key: bytes) -> bytes | None:
         """Return a block's bytes, or None."""
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            value = reader.get_bytes(space, key)
+            if value is not None:
+                return value
         key = checked_key(key)
         for _ in range(1 + MAX_RETRIES):
             found = self._look_up([key])
@@ -130,12 +149,22 @@ class NamespaceHandle:
         ValueError
             When the buffer is shorter than the block; names both sizes.
         """
-        return self.get_many_into([key], [buffer])[0]
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            length = reader.get_into(space, key, buffer)
+            if length >= 0:
+                return length
+        return self._get_rest_into([checked_key(key)], [buffer], [0], [None], [None])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the blocks' bytes, None for each miss."""
-        values: list[bytes | None] = [None] * len(keys)
         checked = checked_keys(keys)
+        values: list[bytes | None] = [None] * len(checked)
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            values = [reader.get_bytes(space, key) for key in checked]
 
         def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
             if hit.data is not None:
@@ -145,7 +174,7 @@ class NamespaceHandle:
                 values[position] = connection.mapping.copy_bytes(hit)
             return values[position] is not None
 
-        self._read(checked, copy)
+        self.look_up_rest(checked, _misses(values), copy)
         return values
 
     def get_many_into(
@@ -176,9 +205,49 @@ class NamespaceHandle:
         if len(keys) != len(buffers):
             raise ValueError(f"{len(keys)} keys for {len(buffers)} buffers")
         checked = checked_keys(keys)
-        lengths: list[int | None] = [None] * len(keys)
-        served: TierList = [None] * len(keys)
+        buffers = list(buffers)
+        lengths: list[int | None] = [None] * len(checked)
+        served: TierList = [None] * len(checked)
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            found = reader.get_many_into(space, checked, buffers)
+            lengths = [None if length == MISS else length for length in found]
+            served = [None if length == MISS else "memory" for length in found]
+        self._get_rest_into(checked, buffers, _misses(lengths), lengths, served)
+        if tiers is not None:
+            tiers[:] = served
+        return lengths
 
+    def lease(self, keys: Sequence[bytes]) -> Lease:
+        """Read blocks in place: `with blocks.lease(keys) as views: ...`.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+            What to read.
+
+        Returns
+        -------
+        Lease
+            Entered, it gives a list of read-only memoryview or None (a miss), one per key.
+            The bytes stay until the end of the block, whatever happens to the blocks; after it
+            the views, and all that was made of them, are worth nothing.
+        """
+        return Lease(self, keys)
+
+    def lease_ended(self, connection: Connection) -> None:
+        """Note that a lease by a connection that is gone came to its end."""
+        self._client.lease_ended(connection)
+
+    def _get_rest_into(
+        self,
+        keys: list[bytes],
+        buffers: Sequence[Any],
+        wanted: list[int],
+        lengths: list[int | None],
+        served: TierList,
+    ) -> list[int | None]:
         def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
             if hit.data is not None:
                 length = fill(buffers[position], hit.data)
@@ -191,19 +260,27 @@ class NamespaceHandle:
             served[position] = hit.tier
             return True
 
-        self._read(checked, copy)
-        if tiers is not None:
-            tiers[:] = served
+        self.look_up_rest(keys, wanted, copy)
         return lengths
 
-    def _read(self, keys: list[bytes], copy: Any) -> None:
-        """Look keys up batch by batch and copy what is found, asking again what changed."""
+    def look_up_rest(
+        self,
+        keys: list[bytes],
+        positions: list[int],
+        take: Callable[[Connection, int, protocol.Hit], bool],
+    ) -> None:
+        """Ask the daemon for some of the keys, batch by batch, and hand out what it finds.
+
+        `take` returns False for what changed meanwhile, which is asked for again.
+        """
+        if not positions:
+            return
         try:
             size = _batch_blocks(self._client.connection())
         except UnavailableError:
             return
-        for first in range(0, len(keys), size):
-            wanted = list(range(first, min(len(keys), first + size)))
+        for first in range(0, len(positions), size):
+            wanted = positions[first : first + size]
             for _ in range(1 + MAX_RETRIES):
                 found = self._look_up([keys[position] for position in wanted])
                 if found is None:
@@ -213,7 +290,7 @@ class NamespaceHandle:
                     wanted = [
                         position
                         for position, hit in zip(wanted, hits, strict=True)
-                        if hit is not None and not copy(connection, position, hit)
+                        if hit is not None and not take(connection, position, hit)
                     ]
                 except ProtocolError as error:
                     connection.close(str(error))
@@ -249,23 +326,39 @@ class NamespaceHandle:
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys any tier has; all False while the daemon is away."""
-        present: list[bool] = []
-        for part in key_batches(keys):
+        checked = checked_keys(keys)
+        present = [False] * len(checked)
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            present = reader.contains_many(space, checked)
+        rest = [position for position, there in enumerate(present) if not there]
+        for first in range(0, len(rest), protocol.MAX_BATCH_KEYS):
+            part = rest[first : first + protocol.MAX_BATCH_KEYS]
             try:
                 reply = self._client.ask(
-                    protocol.Exists(namespace=self.name, keys=part),
+                    protocol.Exists(
+                        namespace=self.name, keys=[checked[position] for position in part]
+                    ),
                     protocol.Presence,
                     connection=self._client.connection_to_look_up(),
                 )
-                present += reply.present
             except UnavailableError:
-                present += [False] * len(part)
+                continue
+            for position, there in zip(part, reply.present, strict=False):
+                present[position] = there
         return present
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         """Return how many leading keys any tier has; 0 while the daemon is away."""
+        checked = checked_keys(keys)
         total = 0
-        for part in key_batches(keys):
+        local = self.local_lookup()
+        if local is not None:
+            _, reader, space = local
+            total = reader.match_prefix(space, checked)
+        while total < len(checked):
+            part = checked[total : total + protocol.MAX_BATCH_KEYS]
             try:
                 count = self._client.ask(
                     protocol.MatchPrefix(namespace=self.name, keys=part),
@@ -314,6 +407,10 @@ class NamespaceHandle:
             except UnavailableError:
                 return total
         return total
+
+
+def _misses(results: Sequence[object]) -> list[int]:
+    return [position for position, result in enumerate(results) if result is None]
 
 
 def _batch_blocks(connection: Connection) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from kvd import temp_guard
 from kvd.errors import ConfigError, ProtocolError
 from kvd.expiry import boot_clock_ns, earlier
 
@@ -102,6 +104,8 @@ class Namespaces:
     ----------
     limits : dict
         By key on disk, until when a copy there counts; see `kvd.expiry_limits`.
+    damage : str or None
+        What was wrong with the file of names.
 
     Notes
     -----
@@ -116,6 +120,8 @@ class Namespaces:
         self._known: WeakValueDictionary[str, Namespace] = WeakValueDictionary()
         self._on_disk: dict[str, Namespace] = {}
         self._next_id = 1
+        self._holds: Counter[bytes | None] = Counter()
+        self.damage: str | None = None
         self._unsaved: set[Path] = set()
         loaded = [set(self._load(directory / FILE_NAME)) for directory in listed]
         for name in sorted(set().union(*loaded)):
@@ -138,6 +144,7 @@ class Namespaces:
         found = self._known.get(name)
         if found is None:
             found = Namespace(name, self._next_id, self.limits)
+            found.clearing = self._holds[None] + self._holds[found.prefix]
             self._next_id += 1
             self._known[name] = found
         return found
@@ -156,6 +163,32 @@ class Namespaces:
         if len(self._known) >= MAX_NAMESPACES and len(self) >= MAX_NAMESPACES:
             raise ProtocolError("limit", f"there are {MAX_NAMESPACES} namespaces already")
         return self.look(name)
+
+    def by_prefix(self) -> dict[bytes, Namespace]:
+        """Return every namespace that anybody asks about or that has blocks, by its prefix."""
+        return {space.prefix: space for space in list(self._known.values())}
+
+    @contextlib.contextmanager
+    def hold(self, prefixes: frozenset[bytes] | None) -> Iterator[None]:
+        """Let nothing that these prefixes (None: all) have on disk count meanwhile.
+
+        That goes for names that come up only now as well. Every move between the tiers that is
+        under way for them is void.
+        """
+        held = [None] if prefixes is None else list(prefixes)
+        self._holds.update(held)
+        for space in list(self._known.values()):
+            if prefixes is None or space.prefix in prefixes:
+                space.clearing += 1
+                space.generation += 1
+        try:
+            yield
+        finally:
+            self._holds.subtract(held)
+            self._holds = +self._holds
+            for space in list(self._known.values()):
+                if prefixes is None or space.prefix in prefixes:
+                    space.clearing -= 1
 
     def take_unsaved(
         self, writing: Iterable[Namespace], directory: Path | None = None
@@ -192,17 +225,7 @@ class Namespaces:
         if where is None:
             return
         path = where / FILE_NAME
-        temporary = path.with_suffix(".json.tmp")
-        with open(temporary, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(names)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        parent = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+        temp_guard.replace_file(path, msgspec.json.format(msgspec.json.encode(names)))
 
     def keep(self, namespace: Namespace) -> None:
         """Note that there are, or will be, blocks on disk under a namespace."""
@@ -229,7 +252,8 @@ class Namespaces:
             found = msgspec.json.decode(content, type=NamesFile)
         except (msgspec.DecodeError, ValueError) as error:
             # Only names for people are lost: identity comes from the name a client sends.
-            logger.warning("%s is damaged (%s); names are learnt anew", path, error)
+            self.damage = f"{path} is damaged ({error}); names are learnt anew"
+            logger.warning("%s", self.damage)
             return []
         if found.version != FORMAT_VERSION:
             raise ConfigError(

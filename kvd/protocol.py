@@ -1,5 +1,7 @@
 """The wire protocol: frames, messages, error codes.
 
+Long because one decoder knows every message, and they are read side by side.
+
 Frames
 ------
 A frame is a 4-byte big-endian length and that many bytes of MessagePack: one map whose `op`
@@ -23,12 +25,16 @@ named once in a request. A
 value copied from the arena counts only if the slot's sequence equals `version` before and
 after the copy; else the client asks again.
 
+Whoever mapped the arena looks in its index first (`kvd.local_index`) and asks for the rest.
+For that, a reply about a namespace names its id there (`space`).
+
 Storing
 -------
 BATCH_SET carries the bytes. RESERVE gives slots to write into and COMMIT publishes them with
 their keys and checksums; CANCEL gives them back. Every item is answered by one word:
 `stored`, `refreshed` (was present), or why not: `no_room`, `too_large`, `retention_none`,
-`expired` (a reservation kept too long), `unknown_reservation`.
+`expired` (a reservation kept too long), `unknown_reservation`, `quota` (its namespace's quota is
+used up).
 
 Errors
 ------
@@ -36,7 +42,7 @@ ERROR carries a stable `code`: `malformed` (not MessagePack, or no map with `op`
 `unknown_op`, `bad_request` (wrong types or values), `frame_too_large` (the connection is
 closed after it), `hello_required`, `version_unsupported`, `limit` (too many connections or
 namespaces, or more values asked for inline than fit a reply), `unavailable` (the long tier
-could not be asked), `internal`.
+could not be asked), `unknown_namespace` (PURGE, QUOTA), `no_long_tier` (QUOTA), `internal`.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ import msgspec
 
 from kvd.errors import ProtocolError
 from kvd.frames import HEADER
-from kvd.results import Cleared, Flushed, Location, Stats
+from kvd.results import Cleared, Flushed, Location, Purged, Stats, Status
 
 VERSIONS = (1,)
 MAX_BATCH_KEYS = 4096  # A 2M-token prompt in 512-token blocks; bounds one pass of the loop.
@@ -72,6 +78,7 @@ TOO_LARGE = "too_large"
 RETENTION_NONE = "retention_none"
 EXPIRED = "expired"
 UNKNOWN_RESERVATION = "unknown_reservation"
+QUOTA = "quota"
 RESERVED = "reserved"
 
 
@@ -233,6 +240,29 @@ class NamespacesRequest(Message, tag="NAMESPACES"):
     """Ask for the names known to the daemon."""
 
 
+class Purge(Message, tag="PURGE"):
+    """Remove a namespace, or everything, or temporary files left behind; exactly one of them."""
+
+    namespace: Name | None = None
+    all: bool = False
+    tmp: bool = False
+    older_than_s: Seconds | None = None
+    dry_run: bool = False
+    zero: bool = False
+
+
+class Quota(Message, tag="QUOTA"):
+    """Ask for the quotas, set one, or (`limit_bytes` nil) remove one."""
+
+    action: Literal["list", "set", "remove", "reload"] = "list"
+    namespace: Name | None = None
+    limit_bytes: Count | None = None
+
+
+class StatusRequest(Message, tag="STATUS"):
+    """Ask how full the long tier is and how it fares."""
+
+
 Request = (
     Hello
     | Bye
@@ -253,7 +283,18 @@ Request = (
     | Flush
     | StatsRequest
     | NamespacesRequest
+    | Purge
+    | Quota
+    | StatusRequest
 )
+
+
+class LaneInfo(msgspec.Struct):
+    """The geometry of the session's lane."""
+
+    bytes: int
+    leases: int
+    touches: int
 
 
 class ArenaInfo(msgspec.Struct):
@@ -264,6 +305,7 @@ class ArenaInfo(msgspec.Struct):
     slot_bytes: int
     index_bytes: int
     data_bytes: int
+    lane: LaneInfo | None = None
 
 
 class HelloAck(Message, tag="HELLO_ACK"):
@@ -279,6 +321,9 @@ class HelloAck(Message, tag="HELLO_ACK"):
     max_value_bytes: int
     reservation_s: float
     arena: ArenaInfo | None
+
+
+ARENA_FDS = ["index", "data", "lane"]
 
 
 class Arena(Message, tag="ARENA"):
@@ -299,7 +344,13 @@ class Hit(msgspec.Struct, array_like=True):
     data: bytes | None = None
 
 
-class Found(Message, tag="FOUND"):
+class AboutNamespace(Message, kw_only=True):
+    """A reply about one namespace, with its id (`space`) in the shared index; 0 is none."""
+
+    space: Count = 0
+
+
+class Found(AboutNamespace, tag="FOUND"):
     """The answer to GET and BATCH_GET: one entry per key."""
 
     hits: list[Hit | None]
@@ -314,19 +365,19 @@ class Grant(msgspec.Struct, array_like=True):
     reservation: int = 0
 
 
-class Granted(Message, tag="GRANTED"):
+class Granted(AboutNamespace, tag="GRANTED"):
     """The answer to RESERVE."""
 
     grants: list[Grant]
 
 
-class StoredReply(Message, tag="STORED"):
+class StoredReply(AboutNamespace, tag="STORED"):
     """The answer to SET, BATCH_SET and COMMIT: one word per item."""
 
     results: list[str]
 
 
-class Presence(Message, tag="PRESENCE"):
+class Presence(AboutNamespace, tag="PRESENCE"):
     """The answer to EXISTS."""
 
     present: list[bool]
@@ -338,7 +389,7 @@ class Located(Message, tag="LOCATED"):
     locations: list[Location]
 
 
-class Counted(Message, tag="COUNTED"):
+class Counted(AboutNamespace, tag="COUNTED"):
     """The answer to MATCH_PREFIX, TOUCH, DELETE and CANCEL."""
 
     count: int
@@ -368,6 +419,24 @@ class NamespacesReply(Message, tag="NAMESPACES_REPLY"):
     names: list[str]
 
 
+class PurgedReply(Message, tag="PURGED"):
+    """The answer to PURGE."""
+
+    purged: Purged
+
+
+class QuotasReply(Message, tag="QUOTAS"):
+    """The answer to QUOTA: every quota, in bytes by name."""
+
+    quotas: dict[str, int]
+
+
+class StatusReply(Message, tag="STATUS_REPLY"):
+    """The answer to STATUS."""
+
+    status: Status
+
+
 class Ok(Message, tag="OK"):
     """The answer to PING and BYE."""
 
@@ -392,6 +461,9 @@ Reply = (
     | FlushedReply
     | StatsReply
     | NamespacesReply
+    | PurgedReply
+    | QuotasReply
+    | StatusReply
     | Ok
     | Error
 )

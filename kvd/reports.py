@@ -63,6 +63,7 @@ def _memory(cache: Cache) -> MemoryStats:
         slots_free=memory.free_slots,
         slots_reserved=memory.reserved_slots,
         slots_quarantined=memory.quarantined_slots,
+        slots_held=memory.held_slots,
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,
         pinned=arena.pin_refusal is None,

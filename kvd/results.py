@@ -47,6 +47,113 @@ class Latency(msgspec.Struct, frozen=True):
     p99_us: float
 
 
+class TierPurged(msgspec.Struct, frozen=True):
+    """What a purge took from one tier: blocks, bytes of their slots, bytes of their values."""
+
+    entries: int = 0
+    bytes: int = 0
+    value_bytes: int = 0
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """What a purge took away, or (`dry_run`) would take."""
+
+    memory: TierPurged
+    long: TierPurged
+    namespaces: list[str]
+    dry_run: bool = False
+    zeroed_bytes: int = 0
+    tmp_files: int = 0
+    tmp_files_bytes: int = 0
+    tmp_files_kept: int = 0
+
+
+class NamespaceUse(msgspec.Struct, frozen=True):
+    """What a namespace has on the long tier: entries, and bytes of their slots."""
+
+    entries: int
+    bytes: int
+
+
+class TierUse(msgspec.Struct, frozen=True):
+    """How a tier was used since the start: latency is that of reads that it served."""
+
+    hits: int
+    misses: int
+    entries: int
+    used_bytes: int
+    latency: Latency
+
+
+class PathHealth(msgspec.Struct, frozen=True):
+    """How one directory of the long tier fares: `ok`, `failed` or `stopped`, and why."""
+
+    path: str
+    state: str
+    detail: str
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """What was chosen, by whom it may be asked for, and why."""
+
+    io_mode: str
+    io_engine: str
+    evict_policy: str
+    recover: str
+    recovery_source: str
+    recovered_entries: int
+    recovery_seconds: float
+    reasons: list[str]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The long tier's budget and how it fares; what `kvd status --json` prints.
+
+    `bytes` of a namespace and `used_bytes` are those of slots, `value_bytes` those of what lies
+    in them; `allocated_bytes` is what the directory takes on its disk. Counters are those of the
+    daemon that runs, 0 for a stopped region.
+    """
+
+    state: str
+    version: str
+    used_bytes: int
+    free_bytes: int
+    max_bytes: int
+    usage_fraction: float
+    soft_pressure: bool
+    value_bytes: int
+    allocated_bytes: int
+    index_bound_bytes: int
+    per_namespace_bytes: dict[str, int]
+    per_namespace_value_bytes: dict[str, int]
+    namespaces: dict[str, NamespaceUse]
+    quotas: dict[str, int]
+    evictions: int
+    reclaimed_bytes: int
+    rejected_writes: int
+    rejected_by_namespace: dict[str, int]
+    dropped: int
+    tmp_files: int
+    tmp_files_bytes: int
+    written_blocks: int
+    written_bytes: int
+    written_never_read_blocks: int
+    written_never_read_bytes: int
+    read_blocks: int
+    corrupt: int
+    tiers: dict[str, TierUse]
+    health: list[PathHealth]
+    choices: Choices
+    notes: list[str]
+    pid: int | None = None
+    uptime_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain nested dicts, for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
 class MemoryStats(msgspec.Struct, frozen=True):
     """Counters and sizes of the memory tier."""
 
@@ -65,6 +172,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
     slots_free: int
     slots_reserved: int
     slots_quarantined: int
+    slots_held: int
     bytes_in: int
     bytes_out: int
     pinned: bool
@@ -149,6 +257,8 @@ class LongStats(msgspec.Struct, frozen=True):
     scrubbed_bytes: int = 0
     scrub_damaged: int = 0
     index_bound_bytes: int = 0
+    rejected: int = 0
+    written_never_read_bytes: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True):

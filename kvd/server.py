@@ -16,6 +16,7 @@ from kvd import protocol
 from kvd.arena import Arena
 from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
+from kvd.durations import RequestTimes
 from kvd.errors import ProtocolError
 from kvd.frames import (
     INLINE_BATCH_BYTES,
@@ -25,11 +26,13 @@ from kvd.frames import (
     FrameReader,
 )
 from kvd.held_bytes import HeldBytes
+from kvd.lanes import Lanes
 from kvd.listening import peer_credentials
 from kvd.protocol import Message
 from kvd.reports import gather
-from kvd.results import Stats
+from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
+from kvd.status import status_of_daemon
 from kvd.version import __version__
 
 MAX_SESSIONS = 1024
@@ -60,6 +63,9 @@ class Server:
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
+        self.times = RequestTimes(HANDLERS)
+        self.last_tick = time.monotonic()
+        self.lanes = Lanes(cache)
         self._started = time.monotonic()
         self._session_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +90,8 @@ class Server:
     def tick(self) -> None:
         """Do what is due every `TICK_S`."""
         self.arena.beat()
+        self.last_tick = time.monotonic()
+        self.lanes.fold()
         self.cache.tick()
         for session in self.sessions.values():
             self.cache.storing.reservations.expire(session)
@@ -106,6 +114,7 @@ class Server:
 
     async def stats(self) -> Stats:
         """Collect the counters of every part."""
+        self.lanes.fold()
         return await gather(
             self.cache,
             pid=os.getpid(),
@@ -116,26 +125,40 @@ class Server:
             notes=self.notes,
         )
 
+    async def status(self) -> Status:
+        """Collect how full the long tier is and how it fares."""
+        return await status_of_daemon(
+            self.cache,
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 3),
+            notes=self.notes,
+        )
+
     def end_session(self, session: Session, pidfd: int) -> None:
-        """Forget a session; its written-to slots wait for the process to end."""
+        """Forget a session; slots it wrote to or leased wait for the process to end."""
         self.sessions.pop(session.id, None)
         session.end_barriers()
-        if not self.cache.storing.reservations.end(session):
+        lane_stays = self.lanes.end(session.id, done=session.writer_is_done)
+        if not self.cache.storing.reservations.end(session) and not lane_stays:
             if pidfd >= 0:
                 os.close(pidfd)
             return
         loop = asyncio.get_running_loop()
-        release = self.cache.storing.reservations.release
         if pidfd < 0:
-            loop.call_later(ORPHAN_GRACE_S, release, session.id)
+            loop.call_later(ORPHAN_GRACE_S, self.release, session.id)
             return
 
         def process_ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-            release(session.id)
+            self.release(session.id)
 
         loop.add_reader(pidfd, process_ended)
+
+    def release(self, session_id: int, pid: int | None = None) -> None:
+        """Use a closed session's slots again: its process is gone, or (`pid`) said so."""
+        self.cache.storing.reservations.release(session_id, pid)
+        self.lanes.release(session_id, pid)
 
     def close_connections(self) -> None:
         """Hang up on every client."""
@@ -274,14 +297,16 @@ class Connection(asyncio.Protocol):
             self._send(protocol.Ok(id=request.id))
             self.hang_up()
         else:
-            answer = HANDLERS[type(request)](self._server, self._session, request)
+            kind, started = type(request), time.perf_counter()
+            answer = HANDLERS[kind](self._server, self._session, request)
             if isinstance(answer, Message):
                 self._send(answer)
+                self._server.times.from_memory[kind].add(time.perf_counter() - started)
             else:
                 inline_bytes = self._inline_bytes_of(request)
                 self._outstanding += 1
                 self._inline_bytes += inline_bytes
-                self._server.run(self._finish(request.id, answer, inline_bytes))
+                self._server.run(self._finish(request.id, answer, inline_bytes, kind, started))
 
     def _inline_bytes_of(self, request: Message) -> int:
         """Return how much a lookup may come to hold until it is answered."""
@@ -291,7 +316,12 @@ class Connection(asyncio.Protocol):
         return 0
 
     async def _finish(
-        self, request_id: int, answer: Coroutine[Any, Any, Message], inline_bytes: int
+        self,
+        request_id: int,
+        answer: Coroutine[Any, Any, Message],
+        inline_bytes: int,
+        kind: type[Message],
+        started: float,
     ) -> None:
         try:
             self._send(await answer)
@@ -301,6 +331,7 @@ class Connection(asyncio.Protocol):
             logger.exception("answering request %d failed", request_id)
             self._refuse(request_id, "internal", "the daemon's log says more")
         finally:
+            self._server.times.waited[kind].add(time.perf_counter() - started)
             was_full = self._is_full()
             self._outstanding -= 1
             self._inline_bytes -= inline_bytes
@@ -335,10 +366,17 @@ class Connection(asyncio.Protocol):
             if open_still is not None and open_still.pid == self._pid:
                 # Its connection's end is still to be read, behind this.
                 open_still.writer_is_done = True
-            server.cache.storing.reservations.release(released, self._pid)
+            server.release(released, self._pid)
         self._session = Session(
             server.next_session_id(), request.client[:256], request.engine, self._pid
         )
+        lane = lane_fd = None
+        if request.map:
+            try:
+                lane, lane_fd = server.lanes.open(self._session.id, self._pid)
+            except ProtocolError:
+                self._session = None
+                raise
         server.sessions[self._session.id] = self._session
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
@@ -357,13 +395,16 @@ class Connection(asyncio.Protocol):
                 max_batch_blocks=server.max_batch_blocks,
                 max_value_bytes=server.arena.slot_bytes,
                 reservation_s=RESERVATION_S,
-                arena=server.arena.info() if request.map else None,
+                arena=server.arena.info(lane) if lane is not None else None,
             )
         )
-        if request.map:
-            self._pass_arena(request.write)
+        if lane_fd is not None:
+            try:
+                self._pass_arena(request.write, lane_fd)
+            finally:
+                os.close(lane_fd)
 
-    def _pass_arena(self, write: bool) -> None:
+    def _pass_arena(self, write: bool, lane_fd: int) -> None:
         """Send the descriptors with the ARENA frame, on the transport's own socket."""
         transport = self._transport
         assert transport is not None
@@ -373,10 +414,10 @@ class Connection(asyncio.Protocol):
             return
         arena = self._server.arena
         data_fd = arena.data_fd if write else arena.readonly_data_fd()
-        frame = protocol.encode(protocol.Arena(fds=["index", "data"]))
+        frame = protocol.encode(protocol.Arena(fds=protocol.ARENA_FDS))
         try:
             with transport.get_extra_info("socket").dup() as connected:
-                sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd])
+                sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd, lane_fd])
             if sent != len(frame):
                 transport.abort()
         except OSError as error:

@@ -11,7 +11,7 @@ import msgspec
 from kvd.client import Client
 from kvd.errors import UnavailableError
 from kvd.results import Stats
-from tablespace import format_size
+from tablespace import format_size, parse_size
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvd statctl", description=__doc__)
     parser.add_argument("--socket", metavar="PATH", help="default: as the client's")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument(
+        "--block-bytes", metavar="SIZE", help="of an engine's block: says how many fit"
+    )
+    parser.add_argument(
+        "--block-tokens", metavar="N", type=int, default=0, help="tokens in one: says how many fit"
+    )
     flags = parser.parse_args(argv)
+    try:
+        block_bytes = parse_size(flags.block_bytes) if flags.block_bytes is not None else 0
+    except ValueError as error:
+        parser.error(f"--block-bytes {flags.block_bytes}: {error}")
     with Client(flags.socket, map_arena=False) as client:
         try:
             stats = client.stats()
@@ -32,9 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.json:
         document = stats.to_dict()
         document["no_hits_reason"] = reason
+        document["fit"] = _fit(stats, block_bytes, flags.block_tokens)
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
     else:
-        sys.stdout.write("\n".join(_lines(stats, reason)) + "\n")
+        fit = _fit(stats, block_bytes, flags.block_tokens)
+        sys.stdout.write("\n".join(_lines(stats, reason, fit)) + "\n")
     return 0
 
 
@@ -61,7 +73,25 @@ def no_hits_reason(stats: Stats) -> str | None:
     )
 
 
-def _lines(stats: Stats, reason: str | None) -> list[str]:
+def _fit(stats: Stats, block_bytes: int, block_tokens: int) -> dict[str, int | str]:
+    """Return what each tier holds of an engine's blocks; nothing where no size was given.
+
+    A block takes a whole slot: what a slot has beyond it is slack.
+    """
+    if not block_bytes:
+        return {}
+    slot_bytes = stats.memory.slot_bytes
+    if block_bytes > slot_bytes:
+        return {"problem": f"larger than a slot of {slot_bytes}: raise --tablespace-slot-bytes"}
+    fit: dict[str, int | str] = {"slack_bytes": slot_bytes - block_bytes}
+    for tier, slots in (("memory", stats.memory.slots), ("long", stats.long.capacity_slots)):
+        fit[f"{tier}_blocks"] = slots
+        if block_tokens:
+            fit[f"{tier}_tokens"] = slots * block_tokens
+    return fit
+
+
+def _lines(stats: Stats, reason: str | None, fit: dict[str, int | str]) -> list[str]:
     memory, long = stats.memory, stats.long
     rows: list[tuple[str, object]] = [
         ("version", stats.version),
@@ -97,6 +127,9 @@ def _lines(stats: Stats, reason: str | None) -> list[str]:
             ("long.blocks_written", long.blocks_written),
             ("long.blocks_promoted", long.blocks_promoted),
             ("long.dropped", long.dropped),
+            ("long.rejected", long.rejected),
+            ("long.used", f"{long.used_bytes} of {long.max_bytes}"),
+            ("long.never_read", f"{long.written_never_read_bytes} of {long.bytes_written} bytes"),
             ("long.corrupt", long.corrupt),
             ("long.queue", f"{long.queue_blocks} blocks, {long.queue_bytes} bytes"),
             ("long.write_back_us", f"p50 {long.write_back.p50_us} p99 {long.write_back.p99_us}"),
@@ -106,6 +139,7 @@ def _lines(stats: Stats, reason: str | None) -> list[str]:
         ]
     else:
         rows.append(("long", "none (--long-path DIR adds one)"))
+    rows += [(f"fit.{name}", value) for name, value in fit.items()]
     rows += [("note", note) for note in stats.notes]
     lines = [f"{name:<22} {value}" for name, value in rows]
     if reason is not None:

@@ -107,7 +107,20 @@ class Storing:
             block = self._memory.find(namespace, key)
             if block is not None:
                 return self._refresh(session, block, keep)
+            if self._over_quota(namespace, key, keep):
+                return self.refuse_by_quota(namespace)
         return None
+
+    def refuse_by_quota(self, namespace: Namespace) -> str:
+        """Count a block that its namespace's quota has no room for."""
+        assert self._long is not None
+        self._long.quotas.rejected[namespace.name] += 1
+        return self.refuse(protocol.QUOTA)
+
+    def _over_quota(self, namespace: Namespace, key: bytes, keep: Keep) -> bool:
+        if self._long is None or keep.retention < Retention.SHORT:
+            return False
+        return not self._long.has_room_for(namespace.prefix, key)
 
     def reserve(
         self,
@@ -216,12 +229,17 @@ class Storing:
         if present is not None:
             self._memory.unreserve(slot)
             return self._refresh(session, present, keep)
+        if self._over_quota(namespace, key, keep):
+            self._memory.unreserve(slot)
+            return self.refuse_by_quota(namespace)
         if self._promoter is not None:
             self._promoter.void(namespace, key)
         block = Block(namespace, key, slot, length, checksum, keep.retention, keep.expires_ns)
         self._memory.publish(block)
         self._memory.counters.bytes_in += length
         self._counters.stored += 1
+        if self._long is not None and keep.retention >= Retention.SHORT:
+            self._long.quotas.waits(block)
         if self._write_back is not None:
             # A copy may be on disk from before, whatever becomes of this one.
             self._write_back.limits.set(block.disk_key, block.expires_ns)
@@ -231,6 +249,11 @@ class Storing:
         return protocol.STORED
 
     def _refresh(self, session: Session, block: Block, keep: Keep) -> str:
+        if block.retention < Retention.SHORT <= keep.retention:
+            if self._over_quota(block.namespace, block.key, keep):
+                return self.refuse_by_quota(block.namespace)
+            if self._long is not None:
+                self._long.quotas.waits(block)
         self._counters.refreshed += 1
         self._memory.touch(block)
         if self._write_back is not None and keep.retention >= Retention.SHORT:
@@ -271,6 +294,8 @@ class Storing:
         if refusal is not None and self._long is not None:
             session.dropped += 1
             self._long.counters.drop(refusal)
+            if not block.writing:
+                self._write_back.excuse(block)
             if refusal == NOT_ADMITTED:
                 # It may lie there from before.
                 self._write_back.touch_path(block.disk_key)

@@ -92,14 +92,8 @@ class WriteBack:
 
     def stalled(self) -> bool:
         """Return whether a path makes no progress, so that dirty blocks must give way."""
-        return any(lane.stalled for lane in self.lanes)
-
-    def gives_way(self, block: Block) -> bool:
-        """Return whether a dirty block's own path makes no progress."""
-        if len(self.lanes) == 1:
-            return True
-        lane = self._lane(block.disk_key)
-        return lane is None or lane.stalled
+        up = [lane for lane in self.lanes if lane.tier.is_up]
+        return not up or any(lane.stalled for lane in up)
 
     def _lane(self, disk_key: bytes) -> WriteLane | None:
         tier = self._long.home(disk_key)
@@ -142,7 +136,16 @@ class WriteBack:
         if not block.admitted:
             return False
         lane = self._lane(block.disk_key)
-        return lane is not None and lane.offer(block, anyway=anyway)
+        if lane is None or not lane.tier.is_up:
+            self.excuse(block)
+            return False
+        return lane.offer(block, anyway=anyway)
+
+    def excuse(self, block: Block) -> None:
+        """Let a block leave memory like a clean one, until it is stored or used again."""
+        if block.admitted:
+            block.admitted = False
+            self.memory.place(block)
 
     def touch(self, key: bytes) -> None:
         """Note the use of a key (as on disk): recency on the long tier, and admission."""

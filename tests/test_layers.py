@@ -142,23 +142,12 @@ def names_of_all(source: str) -> set[str]:
     raise AssertionError("no __all__")
 
 
-def names_of_stub(source: str) -> set[str]:
-    """Return the public names a stub defines."""
-    names = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-    return {name for name in names if not name.startswith("_")}
-
-
 def public_names() -> dict[str, set[str]]:
     """Return what kvd may use of tablespace, and connectors of kvd: module to names."""
     return {
         "tablespace": names_of_all((ENGINE / "__init__.py").read_text())
         | {"__version__", "shared"},
-        "tablespace.shared": names_of_stub((ENGINE / "shared.pyi").read_text()),
+        "tablespace.shared": names_of_all((ENGINE / "shared" / "__init__.py").read_text()),
         "kvd": names_of_all((ROOT / "kvd" / "__init__.py").read_text()) | {"__version__"},
     }
 

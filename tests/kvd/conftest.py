@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -12,11 +13,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvd
 from kvd import protocol
+from kvd.__main__ import main
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.long_paths import LongPaths
@@ -120,9 +123,9 @@ class Gate:
         self._call = getattr(long_tier, name)
         setattr(long_tier, name, self)
 
-    def __call__(self, *args):
+    def __call__(self, *args, **kwargs):
         self.calls += 1
-        result = self._call(*args)
+        result = self._call(*args, **kwargs)
         self.entered.set()
         assert self.opened.wait(20)
         return result
@@ -288,3 +291,28 @@ def put_all() -> Callable[..., None]:
 def _no_inherited_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVD_SOCKET", raising=False)
     assert os.getpid()
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line in this process: its exit status, stdout and stderr."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = main([str(word) for word in argv])
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def document(command: Callable[..., tuple[int, str, str]]) -> Callable[..., Any]:
+    """Run a command that is to succeed with --json: its document, alone on stdout."""
+
+    def run(*argv: object) -> Any:
+        status, out, err = command(*argv, "--json")
+        assert status == 0, err
+        return json.loads(out)
+
+    return run

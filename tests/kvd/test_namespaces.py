@@ -103,3 +103,45 @@ def test_a_daemon_says_which_file_it_cannot_use(daemons):
     assert done.returncode == 2
     assert FILE_NAME.encode() in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_an_id_is_never_given_twice():
+    """Also not after its namespace is gone: a slot may still carry it."""
+    names = Namespaces(None)
+    seen = set()
+    for number in range(1000):
+        space = names.get(f"n{number % 7}")
+        assert space.id not in seen
+        seen.add(space.id)
+        del space
+
+
+def test_names_are_written_beside_a_marker_and_leave_nothing_else(running):
+    with running.client() as client:
+        for number in range(3):
+            assert client.namespace(f"n{number}").put(b"k", b"v")
+            assert client.flush(5).pending == 0
+    saved = json.loads((running.long_path / FILE_NAME).read_text())
+    assert sorted(saved["namespaces"]) == ["n0", "n1", "n2"]
+    assert sorted(path.name for path in running.long_path.iterdir()) == [
+        "ages.json",
+        FILE_NAME,
+        "region",
+    ]
+
+
+def test_names_lost_to_damage_are_said_and_learnt_anew(running, document):
+    with running.client() as client:
+        assert client.namespace("m").put(b"k", b"v")
+        assert client.flush(5).durable == 1
+    assert running.stop() == 0
+    (running.long_path / FILE_NAME).write_bytes(b"\x00\xff{")
+    running.start()
+    status = document("status", "--socket", running.socket)
+    assert any(FILE_NAME in note and "damaged" in note for note in status["notes"])
+    with running.client() as client:
+        assert client.namespace("m").get(b"k") == b"v"
+        assert client.namespace("n").put(b"k", b"v")
+        assert client.flush(5).pending == 0
+    saved = json.loads((running.long_path / FILE_NAME).read_text())
+    assert sorted(saved["namespaces"]) == ["m", "n"]

@@ -329,7 +329,7 @@ def test_tablespace_installs_and_stays_when_kvd_comes_and_goes(tmp_path: Path) -
     assert run("-c", "import kvd").returncode != 0
     readme_runs()
     files = must("-m", "pip", "show", "--files", "tablespace")
-    for wanted in ("tablespace/py.typed", "tablespace/shared.pyi", "licenses/LICENSE"):
+    for wanted in ("tablespace/py.typed", "tablespace/shared/lane.pyi", "licenses/LICENSE"):
         assert wanted in files
     assert "meson.build" not in files
 

@@ -21,6 +21,8 @@ TESTS = (
     "tests/tablespace/conformance/test_devices.py",
     "tests/kvd/test_sequenced_slots.py",
     "tests/tablespace/unit/test_shared_threads.py",
+    "tests/tablespace/unit/test_slot_index.py",
+    "tests/tablespace/unit/test_lane.py",
 )
 
 

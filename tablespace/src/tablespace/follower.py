@@ -230,11 +230,6 @@ class Follower(Store):
         """The uuid of the region that is followed now."""
         return self._view.region.uuid
 
-    @property
-    def index_bound_bytes(self) -> int:
-        """As of the writer's region."""
-        return index_bound_bytes(self._view.region.geometry)
-
     def __len__(self) -> int:
         if self._closed is None:
             self._check_open()
@@ -277,6 +272,7 @@ class Follower(Store):
             failed=None,
             recovery=view.report,
             choices=list(self._choice.reasons),
+            index_bound_bytes=index_bound_bytes(view.region.geometry),
             seq=view.seq,
             lag_records=lag_records,
             lag_bytes=lag_bytes,

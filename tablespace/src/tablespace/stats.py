@@ -82,7 +82,7 @@ class StoreStats:
     `limbo` counts slots whose entry is gone but which cannot be used yet: a reader still holds
     them, or their value failed and they wait for their test.  `quarantined` counts those that
     failed it: out of use, also after reopening, until ``check(path, repair=True)`` finds them
-    good.
+    good.  `index_bound_bytes` is what journals and snapshots take on disk at most.
     """
 
     capacity: int
@@ -117,6 +117,7 @@ class StoreStats:
     failed: str | None
     recovery: RecoveryReport
     choices: list[str] = field(default_factory=list)
+    index_bound_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -614,11 +614,6 @@ class Store(AsyncCalls):
         """The region's own name, 32 hex digits; never that of another region."""
         return self._region.uuid
 
-    @property
-    def index_bound_bytes(self) -> int:
-        """What journals and snapshots come to at most, beside the containers."""
-        return index_bound_bytes(self._region.geometry)
-
     def stats(self) -> StoreStats:
         """Return counters, slot accounting and the choices made at open."""
         counts = self._counts
@@ -651,6 +646,7 @@ class Store(AsyncCalls):
             failed=None if failed is None else str(failed),
             recovery=self._recovery,
             choices=self._choices(),
+            index_bound_bytes=index_bound_bytes(self._region.geometry),
         )
 
     def _io_mode(self) -> str:

@@ -328,10 +328,8 @@ cdef class CommitGroup:
                     % self.memory_alignment(location_container(block.location)) == 0):
                 buffers[at] = block.view.buf
             else:
-                if free_frames == 0:
-                    # A frame given back is written over.
-                    self.sum_up(buffers, &unsummed, at)
                 while free_frames == 0:
+                    self.sum_up(buffers, &unsummed, at)
                     code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                     if code < 0:
                         break
@@ -344,6 +342,8 @@ cdef class CommitGroup:
                 if padded > block.length:
                     memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
             while queue.in_flight >= queue.depth:
+                # Before any frame is given back: whoever takes it writes over it.
+                self.sum_up(buffers, &unsummed, at)
                 code = self.collect(queue, 1, frame_stack, &free_frames, frame_of, buffers)
                 if code < 0:
                     break

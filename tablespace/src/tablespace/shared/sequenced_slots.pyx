@@ -1,4 +1,4 @@
-"""Shared-memory primitives over any buffer: sequenced slots and the copies in and out of them.
+"""Sequenced slots over any buffer, and the copies out of them.
 
 Everything here works on memory that another process may be changing at the same time (a memfd
 mapped by both). One writer owns the records; any number of readers copy values out and learn
@@ -10,57 +10,15 @@ from cpython.buffer cimport (
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
 
-from tablespace._core.block_copy cimport copy_block
-from tablespace._core.checksum cimport xxh3_64
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    /* C11 orders by the compiler's builtins: the memory is foreign, so it has no _Atomic type. */
-    static inline uint64_t ts_load_acquire(const uint64_t *p)
-    { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-    static inline uint64_t ts_load_relaxed(const uint64_t *p)
-    { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-    static inline void ts_store_relaxed(uint64_t *p, uint64_t v)
-    { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
-    static inline void ts_store_release(uint64_t *p, uint64_t v)
-    { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-    static inline void ts_fence_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-    static inline void ts_fence_seq_cst(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-    """
-    uint64_t ts_load_acquire(const uint64_t *p) noexcept nogil
-    uint64_t ts_load_relaxed(const uint64_t *p) noexcept nogil
-    void ts_store_relaxed(uint64_t *p, uint64_t v) noexcept nogil
-    void ts_store_release(uint64_t *p, uint64_t v) noexcept nogil
-    void ts_fence_acquire() noexcept nogil
-    void ts_fence_seq_cst() noexcept nogil
-
-
-cdef enum:
-    # One cache line a record, so that two slots never share one between writer and reader.
-    RECORD_SIZE = 64
-    # The fields of a record, as 64-bit words.
-    WORD_SEQUENCE = 0
-    WORD_LENGTH = 1
-    WORD_CHECKSUM = 2
-    WORD_NAMESPACE = 3
-    WORD_EXPIRES = 4
-    # Below this a copy is cheaper than giving the GIL away and taking it back.
-    GIL_RELEASE_BYTES = 4096
+from tablespace.shared.atomics cimport (
+    ts_fence_acquire, ts_fence_seq_cst, ts_load_acquire, ts_load_relaxed, ts_store_relaxed,
+    ts_store_release,
+)
+from tablespace.shared.foreign_copy cimport check_window, copy_releasing_gil
 
 RECORD_BYTES = RECORD_SIZE
-TORN = -1
-
-
-cdef inline void _copy(void *target, const void *source, size_t size) noexcept:
-    """Copy bytes, with the GIL released when that pays."""
-    if size < GIL_RELEASE_BYTES:
-        copy_block(target, source, size)
-    else:
-        with nogil:
-            copy_block(target, source, size)
+TORN = SLOT_TORN
 
 
 cdef class SequencedSlots:
@@ -80,6 +38,9 @@ cdef class SequencedSlots:
         Where the first record lies in `buffer`, in bytes; the address must be 8-aligned.
     writable : bool
         True for the one writer. A reader may hand in read-only memory.
+    record_bytes : int
+        Distance of two records, a multiple of 64. What follows a record's first 40 bytes
+        belongs to whoever made it longer (`SlotIndex` keeps the key there).
 
     Notes
     -----
@@ -88,37 +49,31 @@ cdef class SequencedSlots:
     process.
     """
 
-    # Owns a buffer export: `_view.obj` keeps the memory alive until `close` or deallocation.
-    cdef Py_buffer _view
-    cdef bint _held
-    cdef bint _writable
-    # Copies under way with the GIL released; `close` refuses while there are any.
-    cdef Py_ssize_t _active
-    # Borrowed from `_view`.
-    cdef char *_records
-    cdef Py_ssize_t _slot_count
-
     def __cinit__(self, buffer, Py_ssize_t slot_count, *, Py_ssize_t offset=0,
-                  bint writable=False):
+                  bint writable=False, Py_ssize_t record_bytes=RECORD_SIZE):
         self._held = False
         self._records = NULL
         self._active = 0
         if slot_count < 0 or offset < 0:
             raise ValueError(
                 f"slot_count and offset must not be negative, got {slot_count} and {offset}")
-        if slot_count > (<Py_ssize_t>0x7fffffffffffffff) // RECORD_SIZE:
+        if record_bytes < RECORD_SIZE or record_bytes % RECORD_SIZE:
+            raise ValueError(
+                f"record_bytes is {record_bytes}, it must be a multiple of {RECORD_SIZE}")
+        if slot_count > (<Py_ssize_t>0x7fffffffffffffff) // record_bytes:
             raise ValueError(f"slot_count {slot_count} is beyond any address space")
         PyObject_GetBuffer(
             buffer, &self._view, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
         self._held = True
-        if self._view.len < offset or self._view.len - offset < slot_count * RECORD_SIZE:
+        if self._view.len < offset or self._view.len - offset < slot_count * record_bytes:
             raise ValueError(
                 f"{slot_count} records at offset {offset} need "
-                f"{offset + slot_count * RECORD_SIZE} bytes, the buffer has {self._view.len}")
+                f"{offset + slot_count * record_bytes} bytes, the buffer has {self._view.len}")
         if (<uintptr_t>self._view.buf + <uintptr_t>offset) % 8 != 0:
             raise ValueError("records must begin at an 8-aligned address")
         self._records = <char *>self._view.buf + offset
         self._slot_count = slot_count
+        self._record_bytes = record_bytes
         self._writable = writable
 
     def __dealloc__(self):
@@ -126,9 +81,9 @@ cdef class SequencedSlots:
             PyBuffer_Release(&self._view)
 
     @staticmethod
-    def bytes_for(Py_ssize_t slot_count):
+    def bytes_for(Py_ssize_t slot_count, Py_ssize_t record_bytes=RECORD_SIZE):
         """Return the bytes that `slot_count` records take."""
-        return slot_count * RECORD_SIZE
+        return slot_count * record_bytes
 
     def __len__(self):
         return self._slot_count
@@ -138,7 +93,7 @@ cdef class SequencedSlots:
             raise ValueError("the slots are closed")
         if slot < 0 or slot >= self._slot_count:
             raise IndexError(f"slot {slot} is outside 0..{self._slot_count - 1}")
-        return <uint64_t *>(self._records + slot * RECORD_SIZE)
+        return <uint64_t *>(self._records + slot * self._record_bytes)
 
     cdef uint64_t *_writable_record(self, Py_ssize_t slot) except NULL:
         if not self._writable:
@@ -153,7 +108,7 @@ cdef class SequencedSlots:
         for slot in range(self._slot_count):
             record = self._writable_record(slot)
             ts_store_relaxed(record + WORD_SEQUENCE, 1)
-            for word in range(1, RECORD_SIZE // 8):
+            for word in range(1, self._record_bytes // 8):
                 ts_store_relaxed(record + word, 0)
         ts_fence_seq_cst()
 
@@ -257,12 +212,12 @@ cdef class SequencedSlots:
         """
         cdef uint64_t *record = self._record(slot)
         if version & 1 or ts_load_acquire(record + WORD_SEQUENCE) != version:
-            return TORN
+            return SLOT_TORN
         cdef uint64_t length = ts_load_relaxed(record + WORD_LENGTH)
         # The length is only worth checking if it belongs to the version asked for.
         ts_fence_acquire()
         if ts_load_relaxed(record + WORD_SEQUENCE) != version:
-            return TORN
+            return SLOT_TORN
         cdef Py_buffer target
         cdef Py_buffer origin
         PyObject_GetBuffer(destination, &target, PyBUF_WRITABLE)
@@ -272,9 +227,9 @@ cdef class SequencedSlots:
                     f"the value has {length} bytes, the buffer only {target.len}")
             PyObject_GetBuffer(source, &origin, PyBUF_SIMPLE)
             try:
-                _check_window(source_offset, length, origin.len)
+                check_window(source_offset, length, origin.len)
                 self._active += 1
-                _copy(target.buf, <char *>origin.buf + source_offset, length)
+                copy_releasing_gil(target.buf, <char *>origin.buf + source_offset, length)
                 self._active -= 1
             finally:
                 PyBuffer_Release(&origin)
@@ -282,7 +237,7 @@ cdef class SequencedSlots:
             PyBuffer_Release(&target)
         ts_fence_acquire()
         if ts_load_relaxed(record + WORD_SEQUENCE) != version:
-            return TORN
+            return SLOT_TORN
         return length
 
     def copy_bytes(self, Py_ssize_t slot, uint64_t version, source, Py_ssize_t source_offset):
@@ -297,10 +252,11 @@ cdef class SequencedSlots:
         cdef Py_buffer origin
         PyObject_GetBuffer(source, &origin, PyBUF_SIMPLE)
         try:
-            _check_window(source_offset, length, origin.len)
+            check_window(source_offset, length, origin.len)
             value = PyBytes_FromStringAndSize(NULL, length)
             self._active += 1
-            _copy(PyBytes_AS_STRING(value), <char *>origin.buf + source_offset, length)
+            copy_releasing_gil(
+                PyBytes_AS_STRING(value), <char *>origin.buf + source_offset, length)
             self._active -= 1
         finally:
             PyBuffer_Release(&origin)
@@ -317,108 +273,3 @@ cdef class SequencedSlots:
             self._records = NULL
             self._held = False
             PyBuffer_Release(&self._view)
-
-
-cdef int _check_window(Py_ssize_t offset, uint64_t length, Py_ssize_t size) except -1:
-    if offset < 0 or offset > size or length > <uint64_t>(size - offset):
-        raise ValueError(
-            f"{length} bytes at offset {offset} do not lie inside the {size} bytes given")
-    return 0
-
-
-def copy_in(destination, Py_ssize_t offset, source):
-    """Copy `source` into `destination` at `offset`, with the GIL released for long copies.
-
-    Parameters
-    ----------
-    destination : writable contiguous buffer
-        Usually a mapping of shared memory.
-    offset : int
-        Where to write, in bytes.
-    source : contiguous buffer
-        What to write.
-
-    Returns
-    -------
-    int
-        Bytes copied.
-    """
-    cdef Py_buffer target
-    cdef Py_buffer origin
-    PyObject_GetBuffer(source, &origin, PyBUF_SIMPLE)
-    try:
-        PyObject_GetBuffer(destination, &target, PyBUF_WRITABLE)
-        try:
-            _check_window(offset, origin.len, target.len)
-            _copy(<char *>target.buf + offset, origin.buf, origin.len)
-            return origin.len
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&origin)
-
-
-def checksum_many(list buffers not None):
-    """Return the checksum64 of each buffer, giving the GIL away once for all of them.
-
-    One call a buffer would take the GIL back as often, and each time may wait for a busy
-    thread's whole switch interval.
-
-    Parameters
-    ----------
-    buffers : list of contiguous buffers
-        Held, so that their memory stays, until the call returns.
-
-    Returns
-    -------
-    list of int
-    """
-    cdef Py_ssize_t count = len(buffers)
-    cdef Py_ssize_t held = 0
-    cdef Py_ssize_t i
-    if count == 0:
-        return []
-    cdef Py_buffer *views = <Py_buffer *>calloc(count, sizeof(Py_buffer))
-    cdef uint64_t *sums = <uint64_t *>calloc(count, sizeof(uint64_t))
-    try:
-        if views == NULL or sums == NULL:
-            raise MemoryError
-        for i in range(count):
-            PyObject_GetBuffer(buffers[i], &views[i], PyBUF_SIMPLE)
-            held += 1
-        with nogil:
-            for i in range(count):
-                sums[i] = xxh3_64(views[i].buf, views[i].len)
-        return [sums[i] for i in range(count)]
-    finally:
-        for i in range(held):
-            PyBuffer_Release(&views[i])
-        free(views)
-        free(sums)
-
-
-cdef uint64_t *_word(Py_buffer *view, Py_ssize_t offset) except NULL:
-    _check_window(offset, 8, view.len)
-    if (<uintptr_t>view.buf + <uintptr_t>offset) % 8 != 0:
-        raise ValueError(f"offset {offset} is not 8-aligned")
-    return <uint64_t *>(<char *>view.buf + offset)
-
-
-def load_u64(buffer, Py_ssize_t offset):
-    """Load a 64-bit word of shared memory with acquire order."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-    try:
-        return ts_load_acquire(_word(&view, offset))
-    finally:
-        PyBuffer_Release(&view)
-
-
-def store_u64(buffer, Py_ssize_t offset, uint64_t value):
-    """Store a 64-bit word of shared memory with release order."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
-    try:
-        ts_store_release(_word(&view, offset), value)
-    finally:
-        PyBuffer_Release(&view)

@@ -1,0 +1,224 @@
+"""The census of one region: which namespace has how much there, and what was never read again.
+
+It stands between the store and the eviction policy, since a store tells a policy of every entry
+that comes and goes. So it is right at once after any restart, and asking it costs no walk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvd.namespaces import PREFIX_BYTES
+from tablespace import EvictionPolicy, Store
+
+# One int an entry: slot size in pages, length, and whether it was written here and not read since.
+PAGE_SHIFT = 12
+LENGTH_BITS = 32
+SLOT_SHIFT = LENGTH_BITS + 1
+LENGTH_MASK = (1 << LENGTH_BITS) - 1
+
+
+@dataclass
+class Usage:
+    """What one namespace holds: entries, bytes of their slots, bytes of their values."""
+
+    entries: int = 0
+    bytes: int = 0
+    value_bytes: int = 0
+
+
+class Census:
+    """An eviction policy that counts, and leaves the choice to another one.
+
+    Parameters
+    ----------
+    policy : EvictionPolicy, optional
+        Who chooses; least recently used without one.
+
+    Notes
+    -----
+    The store calls `inserted`, `used`, `removed` and `victims` one at a time; all else may be
+    called from any thread. About 250 bytes of memory an entry.
+    """
+
+    def __init__(self, policy: EvictionPolicy | None = None) -> None:
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[bytes, int] = OrderedDict()
+        self._expected: dict[bytes, int] = {}
+        self._usage: dict[bytes, Usage] = {}
+        self.written_bytes = 0
+        self.written_blocks = 0
+        self.read_blocks = 0
+        self.read_once_bytes = 0
+        self.read_once_blocks = 0
+
+    def restart(self) -> None:
+        """Forget all entries, for a store that is opened again and tells of them anew."""
+        with self._lock:
+            self._entries.clear()
+            self._expected.clear()
+            self._usage.clear()
+
+    # -- what the store tells ------------------------------------------------------------------
+
+    def inserted(self, key: bytes, slot_bytes: int) -> None:
+        """Count an entry."""
+        with self._lock:
+            if key in self._entries:
+                self._remove(key)
+            length = self._expected.pop(key, -1)
+            unread = length >= 0
+            self._add(key, slot_bytes, max(0, length), unread)
+        if self._policy is not None:
+            self._policy.inserted(key, slot_bytes)
+
+    def used(self, key: bytes) -> None:
+        """Pass the use on."""
+        if self._policy is not None:
+            self._policy.used(key)
+            return
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def removed(self, key: bytes) -> None:
+        """Count an entry out."""
+        with self._lock:
+            if key in self._entries:
+                self._remove(key)
+        if self._policy is not None:
+            self._policy.removed(key)
+
+    def victims(self, slot_bytes: int, wanted: int) -> Iterable[bytes]:
+        """Return what may go, as the policy says."""
+        if self._policy is not None:
+            return self._policy.victims(slot_bytes, wanted)
+        pages = slot_bytes >> PAGE_SHIFT
+        return (key for key, packed in self._entries.items() if packed >> SLOT_SHIFT == pages)
+
+    # -- what the long tier tells --------------------------------------------------------------
+
+    def measure(self, store: Store) -> int:
+        """Take over the lengths of what a store just opened has: it tells only of slots.
+
+        Returns
+        -------
+        int
+            The highest number of a journal record among the entries.
+        """
+        known = store.entries()
+        with self._lock:
+            for key, length in zip(known["key"].tolist(), known["length"].tolist(), strict=True):
+                packed = self._entries.get(key)
+                if packed is not None:
+                    usage = self._usage[key[:PREFIX_BYTES]]
+                    usage.value_bytes += length - (packed >> 1 & LENGTH_MASK)
+                    self._entries[key] = packed & ~(LENGTH_MASK << 1) | length << 1
+        return int(known["seq"].max()) if len(known) else 0
+
+    def count(self, store: Store) -> None:
+        """Count what a follower has: it tells no policy."""
+        known = store.entries()
+        with self._lock:
+            for key, slot_bytes, length in zip(
+                known["key"].tolist(),
+                known["slot_bytes"].tolist(),
+                known["length"].tolist(),
+                strict=True,
+            ):
+                self._add(key, slot_bytes, length, False)
+
+    def expect(self, lengths: dict[bytes, int]) -> None:
+        """Note values that are about to be written."""
+        with self._lock:
+            self._expected.update(lengths)
+
+    def wrote(self, keys: Sequence[bytes], kept: Sequence[bool], lengths: Sequence[int]) -> None:
+        """Note which of the expected values were written."""
+        with self._lock:
+            for key, there, length in zip(keys, kept, lengths, strict=True):
+                if there:
+                    self.written_blocks += 1
+                    self.written_bytes += length
+                else:
+                    self._expected.pop(key, None)
+
+    def read(self, keys: Iterable[bytes]) -> None:
+        """Note that values were read back from the region."""
+        with self._lock:
+            for key in keys:
+                self.read_blocks += 1
+                packed = self._entries.get(key, 0)
+                if packed & 1:
+                    self._entries[key] = packed & ~1
+                    self.read_once_blocks += 1
+                    self.read_once_bytes += packed >> 1 & LENGTH_MASK
+
+    # -- asking --------------------------------------------------------------------------------
+
+    @property
+    def never_read_bytes(self) -> int:
+        """Return the bytes of values that were written here and never read, gone or not."""
+        return self.written_bytes - self.read_once_bytes
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def keys(self, prefixes: frozenset[bytes] | None = None) -> list[bytes]:
+        """Return the keys of these prefixes, or all."""
+        with self._lock:
+            known = list(self._entries)
+        if prefixes is None:
+            return known
+        return [key for key in known if key[:PREFIX_BYTES] in prefixes]
+
+    def slot_bytes(self, key: bytes) -> int:
+        """Return the size of an entry's slot, 0 for none."""
+        return self._entries.get(key, 0) >> SLOT_SHIFT << PAGE_SHIFT
+
+    def usage(self) -> dict[bytes, Usage]:
+        """Return what each prefix has."""
+        with self._lock:
+            return {
+                prefix: Usage(each.entries, each.bytes, each.value_bytes)
+                for prefix, each in self._usage.items()
+            }
+
+    def slot_bytes_of(self, prefix: bytes, slot_bytes: int = 0) -> int:
+        """Return the bytes of the slots that a prefix has.
+
+        What was expected and not told of yet counts as `slot_bytes` each.
+        """
+        with self._lock:
+            usage = self._usage.get(prefix)
+            held = usage.bytes if usage is not None else 0
+            if not slot_bytes:
+                return held
+            coming = sum(key.startswith(prefix) for key in self._expected)
+            return held + coming * slot_bytes
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _add(self, key: bytes, slot_bytes: int, length: int, unread: bool) -> None:
+        pages = slot_bytes >> PAGE_SHIFT
+        self._entries[key] = pages << SLOT_SHIFT | length << 1 | unread
+        usage = self._usage.get(key[:PREFIX_BYTES])
+        if usage is None:
+            usage = self._usage[key[:PREFIX_BYTES]] = Usage()
+        usage.entries += 1
+        usage.bytes += slot_bytes
+        usage.value_bytes += length
+
+    def _remove(self, key: bytes) -> None:
+        packed = self._entries.pop(key)
+        prefix = key[:PREFIX_BYTES]
+        usage = self._usage[prefix]
+        usage.entries -= 1
+        usage.bytes -= packed >> SLOT_SHIFT << PAGE_SHIFT
+        usage.value_bytes -= packed >> 1 & LENGTH_MASK
+        if not usage.entries:
+            del self._usage[prefix]

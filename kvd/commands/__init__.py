@@ -1,0 +1,1 @@
+"""Commands for operators: one module each, with `main(argv) -> int`."""

@@ -1,0 +1,90 @@
+"""The command line: an argparse parser made of the groups, and what it found."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvd.config.flag import flags_of
+from kvd.config.names import nearest
+from kvd.config.values import Given
+from kvd.errors import ConfigError
+from kvd.version import __version__
+
+CONFIG_FLAG = "--config"
+Groups = Sequence[tuple[str, type]]
+
+
+@dataclass
+class CommandLine:
+    """What stood there: texts by field name, and the file."""
+
+    given: dict[str, Given] = field(default_factory=dict)
+    file: str | None = None
+
+
+def build_parser(groups: Groups) -> argparse.ArgumentParser:
+    """Return a parser that keeps the texts; the values are read later, from every source alike."""
+    parser = argparse.ArgumentParser(
+        prog="kvd",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        description="Serve a tiered KV cache to every engine on this host. No flag is required.",
+        epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, demo; "
+        "each has its own --help. "
+        "Sizes take K, M, G, T.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvd {__version__}")
+    parser.add_argument(
+        CONFIG_FLAG,
+        metavar="FILE",
+        help="TOML file with the same names, such as max-bytes = '8G'; flags win",
+    )
+    for title, group in groups:
+        flags = flags_of(group)
+        if not flags:
+            continue
+        section = parser.add_argument_group(title)
+        for name, flag in flags.items():
+            # argparse formats with %: a percent sign in a help text is one.
+            text = flag.help.replace("%", "%%")
+            if flag.default is not None:
+                text += f" (default: {flag.default})"
+            if flag.switch:
+                section.add_argument(flag.name, dest=name, action="store_true", help=text)
+            else:
+                section.add_argument(
+                    flag.name, dest=name, metavar=flag.metavar, action="append", help=text
+                )
+    return parser
+
+
+def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
+    """Return what the arguments say.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown flag, naming the nearest.
+    SystemExit
+        From argparse.
+    """
+    parser = build_parser(groups)
+    flags = {name: flag for _, group in groups for name, flag in flags_of(group).items()}
+    known = [CONFIG_FLAG, *(flag.name for flag in flags.values())]
+    found, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        name = argument.partition("=")[0]
+        if name.startswith("-"):
+            raise ConfigError(f"unknown flag {name}; {nearest(name, known)}")
+        raise ConfigError(f"unexpected argument {argument!r}; flags start with --")
+    line = CommandLine()
+    for name, value in vars(found).items():
+        if name == "config":
+            line.file = value
+        elif flags[name].switch:
+            line.given[name] = Given("true")
+        else:
+            line.given[name] = Given(",".join(value) if flags[name].many else value[-1])
+    return line

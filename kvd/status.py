@@ -1,0 +1,262 @@
+"""Status: how full the long tier is and how it fares, of a running daemon or a stopped region."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from kvd import temp_guard
+from kvd.cache import Cache
+from kvd.census import Census, Usage
+from kvd.latency import LatencyRing
+from kvd.long_tier import REGION_DIRECTORY, LongTier
+from kvd.purging import label_of
+from kvd.quotas import Limits
+from kvd.results import Choices, NamespaceUse, PathHealth, Status, TierUse
+from kvd.version import __version__
+from tablespace import StoreStats, TablespaceError
+
+SOFT_PRESSURE = 0.9  # --watermark's default: where background eviction begins.
+
+
+def used_bytes(store: StoreStats) -> int:
+    """Return the bytes of all slots that are not free."""
+    return sum((pool.slots - pool.free) * pool.slot_bytes for pool in store.pools)
+
+
+def allocated_bytes(directory: Path) -> int:
+    """Return what a directory takes on its disk, as du(1) counts."""
+    total = 0
+    for parent, _, files in os.walk(directory):
+        for name in [".", *files]:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except OSError:
+                continue  # It went while we looked.
+    return total
+
+
+def region_bytes(region: Path) -> int:
+    """Return the bytes of a region's containers: what its slots may take."""
+    try:
+        return sum(file.stat().st_size for file in (region / "containers").glob("*.bin"))
+    except OSError:
+        return 0
+
+
+def named(usage: Mapping[bytes, Usage], names: Mapping[bytes, str]) -> dict[str, Usage]:
+    """Return what each namespace has, by its name or what stands for it."""
+    found = {label_of(prefix, names.get(prefix)): each for prefix, each in usage.items()}
+    return dict(sorted(found.items()))
+
+
+class Disk:
+    """What only the disk can tell of a long path; made by a thread that may wait for it."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        temporary = [each for path in directories for each in temp_guard.find(path)]
+        self.tmp_files = len(temporary)
+        self.tmp_files_bytes = sum(each.size_bytes for each in temporary)
+        self.allocated_bytes = sum(allocated_bytes(path) for path in directories)
+        self.max_bytes = sum(region_bytes(path / REGION_DIRECTORY) for path in directories)
+
+
+async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: list[str]) -> Status:
+    """Return the status of a running daemon. Event loop only."""
+    names = {
+        space.prefix: space.name for space in cache.namespaces.by_prefix().values() if space.stored
+    }
+    long_tier = cache.long
+    memory = cache.memory
+    tiers = {
+        "memory": TierUse(
+            memory.counters.hits,
+            memory.counters.misses,
+            memory.entries,
+            memory.entries * memory.arena.slot_bytes,
+            LatencyRing().summary(),
+        )
+    }
+    if long_tier is None:
+        return _status(
+            [],
+            names,
+            {},
+            state="running",
+            pid=pid,
+            uptime_s=uptime_s,
+            tiers=tiers,
+            notes=notes,
+            dropped=memory.counters.dropped,
+        )
+    stores: list[StoreStats] = []
+    health: list[PathHealth] = []
+    for tier in long_tier.tiers:
+        problem = tier.failure or ""
+        try:
+            stores.append(await tier.on_index(tier.stats))
+        except (TablespaceError, OSError) as error:
+            problem = problem or str(error)
+        health.append(_health(tier, problem))
+    disk = await long_tier.tiers[0].on_scrubber(Disk, [t.directory for t in long_tier.tiers])
+    tiers["long"] = TierUse(
+        long_tier.counters.hits,
+        long_tier.counters.misses,
+        sum(store.live for store in stores),
+        sum(used_bytes(store) for store in stores),
+        long_tier.promotion_latency.summary(),
+    )
+    censuses = [tier.census for tier in long_tier.tiers]
+    written_blocks = sum(census.written_blocks for census in censuses)
+    counters = long_tier.counters
+    rejected = dict(long_tier.quotas.rejected)
+    return _status(
+        stores,
+        names,
+        long_tier.usage(),
+        state="running",
+        pid=pid,
+        uptime_s=uptime_s,
+        tiers=tiers,
+        notes=notes,
+        disk=disk,
+        quotas=long_tier.quotas.limits,
+        dropped=memory.counters.dropped + counters.dropped,
+        rejected=rejected,
+        rejected_writes=sum(rejected.values()) + counters.rejected,
+        written_blocks=written_blocks,
+        written_bytes=sum(census.written_bytes for census in censuses),
+        never_read_blocks=written_blocks - sum(census.read_once_blocks for census in censuses),
+        never_read_bytes=sum(census.never_read_bytes for census in censuses),
+        read_blocks=sum(census.read_blocks for census in censuses),
+        health=health,
+        policy=long_tier.tiers[0].evict_policy,
+        recover=long_tier.tiers[0].recover,
+    )
+
+
+def status_of_regions(
+    regions: Iterable[tuple[Path, StoreStats, Census]],
+    names: Mapping[bytes, str],
+    quotas: Limits,
+    disk: Disk,
+    health: Sequence[PathHealth],
+) -> Status:
+    """Return the status of regions that no daemon serves."""
+    regions = list(regions)
+    usage: dict[bytes, Usage] = {}
+    for _, _, census in regions:
+        for prefix, each in census.usage().items():
+            total = usage.setdefault(prefix, Usage())
+            total.entries += each.entries
+            total.bytes += each.bytes
+            total.value_bytes += each.value_bytes
+    stores = [store for _, store, _ in regions]
+    nothing = LatencyRing().summary()
+    entries = sum(store.live for store in stores)
+    used = sum(used_bytes(store) for store in stores)
+    return _status(
+        stores,
+        names,
+        usage,
+        state="stopped" if all(each.state == "stopped" for each in health) else "in use",
+        tiers={
+            "memory": TierUse(0, 0, 0, 0, nothing),
+            "long": TierUse(0, 0, entries, used, nothing),
+        },
+        disk=disk,
+        quotas=quotas,
+        health=health,
+    )
+
+
+def _health(long_tier: LongTier, problem: str) -> PathHealth:
+    state = "failed" if problem else "ok"
+    return PathHealth(str(long_tier.directory), state, problem)
+
+
+def _status(
+    stores: Sequence[StoreStats],
+    names: Mapping[bytes, str],
+    usage: Mapping[bytes, Usage],
+    *,
+    state: str,
+    tiers: dict[str, TierUse],
+    disk: Disk | None = None,
+    pid: int | None = None,
+    uptime_s: float | None = None,
+    notes: Sequence[str] = (),
+    quotas: Limits | None = None,
+    rejected: dict[str, int] | None = None,
+    rejected_writes: int = 0,
+    dropped: int = 0,
+    written_blocks: int = 0,
+    written_bytes: int = 0,
+    never_read_blocks: int = 0,
+    never_read_bytes: int = 0,
+    read_blocks: int = 0,
+    health: Sequence[PathHealth] = (),
+    policy: str = "",
+    recover: str = "",
+) -> Status:
+    used = sum(used_bytes(store) for store in stores)
+    max_bytes = max(disk.max_bytes if disk is not None else 0, used)
+    fraction = used / max_bytes if max_bytes else 0.0
+    by_name = named(usage, names)
+    evicted = sum(store.evictions * store.slot_bytes for store in stores)
+    return Status(
+        state=state,
+        version=__version__,
+        pid=pid,
+        uptime_s=uptime_s,
+        used_bytes=used,
+        free_bytes=max_bytes - used,
+        max_bytes=max_bytes,
+        usage_fraction=round(fraction, 6),
+        soft_pressure=fraction >= SOFT_PRESSURE,
+        value_bytes=sum(each.value_bytes for each in usage.values()),
+        allocated_bytes=disk.allocated_bytes if disk is not None else 0,
+        index_bound_bytes=sum(store.index_bound_bytes for store in stores),
+        per_namespace_bytes={name: each.bytes for name, each in by_name.items()},
+        per_namespace_value_bytes={name: each.value_bytes for name, each in by_name.items()},
+        namespaces={
+            name: NamespaceUse(each.entries, each.bytes) for name, each in by_name.items()
+        },
+        quotas=dict(quotas or {}),
+        evictions=sum(store.evictions for store in stores),
+        reclaimed_bytes=evicted,
+        rejected_writes=rejected_writes,
+        rejected_by_namespace=rejected or {},
+        dropped=dropped,
+        tmp_files=disk.tmp_files if disk is not None else 0,
+        tmp_files_bytes=disk.tmp_files_bytes if disk is not None else 0,
+        written_blocks=written_blocks,
+        written_bytes=written_bytes,
+        written_never_read_blocks=never_read_blocks,
+        written_never_read_bytes=never_read_bytes,
+        read_blocks=read_blocks,
+        corrupt=sum(store.corrupt for store in stores),
+        tiers=tiers,
+        health=list(health),
+        choices=Choices(
+            io_mode=_joined(store.io_mode for store in stores),
+            io_engine=_joined(store.io_engine for store in stores),
+            evict_policy=policy,
+            recover=recover,
+            recovery_source=_joined(str(store.recovery.source) for store in stores),
+            recovered_entries=sum(store.recovery.entries for store in stores),
+            recovery_seconds=round(sum(store.recovery.seconds for store in stores), 6),
+            reasons=[
+                reason
+                for store in stores
+                for reason in store.choices
+                if not reason.startswith(f"eviction {Census.__name__}")  # It only counts.
+            ],
+        ),
+        notes=list(notes),
+    )
+
+
+def _joined(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))

@@ -1,0 +1,153 @@
+"""The census and the ages of a region: what is counted as entries come, are read, and go."""
+
+import os
+
+import tablespace
+from kvd.ages import FILE_NAME, Ages
+from kvd.census import Census, Usage
+
+SLOT = 4096
+PREFIX = b"p" * 16
+OTHER = b"q" * 16
+
+
+def open_region(path, census, slots=16, **options):
+    return tablespace.open(
+        os.fspath(path),
+        max_bytes=slots * SLOT,
+        slot_bytes=SLOT,
+        on_full="evict",
+        eviction=census,
+        **options,
+    )
+
+
+def put(store, census, values):
+    census.expect({key: len(value) for key, value in values.items()})
+    kept = store.put_many(list(values.items()))
+    census.wrote(list(values), kept, [len(value) for value in values.values()])
+
+
+def test_entries_are_counted_by_namespace_through_replacing_evicting_and_deleting(tmp_path):
+    census = Census()
+    with open_region(tmp_path, census) as store:
+        put(store, census, {PREFIX + b"%d" % number: b"x" * 100 for number in range(5)})
+        put(store, census, {OTHER + b"a": b"y" * 10})
+        assert census.usage() == {PREFIX: Usage(5, 5 * SLOT, 500), OTHER: Usage(1, SLOT, 10)}
+        put(store, census, {PREFIX + b"0": b"x" * 7})
+        assert census.usage()[PREFIX] == Usage(5, 5 * SLOT, 407)
+        store.delete(PREFIX + b"1")
+        assert census.usage()[PREFIX] == Usage(4, 4 * SLOT, 307)
+        for number in range(40):
+            put(store, census, {OTHER + b"%d" % number: b"z" * 50})
+        stats = store.stats()
+        usage = census.usage()
+        assert stats.evictions > 0
+        assert sum(each.entries for each in usage.values()) == stats.live == len(store)
+        assert sum(each.bytes for each in usage.values()) == stats.live * SLOT
+        assert PREFIX + b"3" not in census
+
+
+def test_a_region_opened_anew_is_counted_before_anything_else(tmp_path):
+    census = Census()
+    with open_region(tmp_path, census) as store:
+        put(store, census, {PREFIX + b"%d" % number: b"x" * 1000 for number in range(3)})
+    anew = Census()
+    with open_region(tmp_path, anew) as store:
+        highest = anew.measure(store)
+        assert anew.usage() == {PREFIX: Usage(3, 3 * SLOT, 3000)}
+        assert highest == max(store.stat(key).seq for key in store)
+        assert anew.written_bytes == 0
+    follower = Census()
+    with tablespace.open(os.fspath(tmp_path), read_only=True) as store:
+        follower.count(store)
+    assert follower.usage() == anew.usage()
+
+
+def test_the_least_recently_used_goes_first_without_a_policy(tmp_path):
+    census = Census()
+    with open_region(tmp_path, census, slots=8) as store:
+        for number in range(8):
+            put(store, census, {PREFIX + b"%d" % number: b"v"})
+        assert store.get(PREFIX + b"0") == b"v"
+        put(store, census, {PREFIX + b"new": b"v"})
+        assert PREFIX + b"0" in store
+        assert PREFIX + b"1" not in store
+
+
+def test_a_policy_behind_it_hears_all_and_chooses(tmp_path):
+    told = []
+
+    class Newest:
+        def inserted(self, key, slot_bytes):
+            told.append(("inserted", key, slot_bytes))
+
+        def used(self, key):
+            told.append(("used", key))
+
+        def removed(self, key):
+            told.append(("removed", key))
+
+        def victims(self, slot_bytes, wanted):
+            return [PREFIX + b"7"]
+
+    census = Census(Newest())
+    with open_region(tmp_path, census, slots=8) as store:
+        for number in range(8):
+            put(store, census, {PREFIX + b"%d" % number: b"v"})
+        store.get(PREFIX + b"1")
+        put(store, census, {PREFIX + b"new": b"v"})
+        assert PREFIX + b"7" not in store and PREFIX + b"0" in store
+    assert ("used", PREFIX + b"1") in told
+    assert ("removed", PREFIX + b"7") in told
+    assert ("inserted", PREFIX + b"new", SLOT) in told
+
+
+def test_what_is_written_and_never_read_stays_so_when_it_is_evicted(tmp_path):
+    census = Census()
+    with open_region(tmp_path, census, slots=8) as store:
+        put(store, census, {PREFIX + b"read": b"v" * 10, PREFIX + b"not": b"v" * 20})
+        census.read([PREFIX + b"read"])
+        census.read([PREFIX + b"read"])
+        for number in range(20):
+            put(store, census, {OTHER + b"%d" % number: b"v"})
+        assert census.written_bytes == 50 and census.written_blocks == 22
+        assert census.read_once_bytes == 10 and census.read_once_blocks == 1
+        assert census.read_blocks == 2
+
+
+def test_ages_are_never_taken_for_more_than_they_are(tmp_path):
+    ages = Ages(tmp_path)
+    ages.begin(10, now=1000.0)
+    ages.note(20, now=2000.0)
+    assert ages.older_than(100, now=2050.0) == 10
+    assert ages.older_than(50, now=2050.0) == 20
+    assert ages.older_than(2000, now=2050.0) == -1
+    again = Ages(tmp_path)
+    again.begin(20, now=3000.0)
+    assert again.older_than(1500, now=3000.0) == 10
+
+
+def test_numbers_given_twice_do_not_make_young_entries_old(tmp_path):
+    """A region that lost its tail, or was started empty, gives the same numbers again."""
+    ages = Ages(tmp_path)
+    ages.begin(1000, now=1000.0)
+    again = Ages(tmp_path)
+    again.begin(5, now=2000.0)
+    assert again.older_than(500, now=2000.0) == 5
+
+
+def test_a_clock_that_was_set_back_makes_nothing_older(tmp_path):
+    ages = Ages(tmp_path)
+    ages.begin(1000, now=9000.0)
+    again = Ages(tmp_path)
+    again.begin(1000, now=2000.0)
+    assert again.older_than(500, now=2400.0) == -1
+
+
+def test_ages_that_cannot_be_read_count_from_now_on(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"{")
+    ages = Ages(tmp_path)
+    ages.begin(7, now=1000.0)
+    assert ages.older_than(0, now=1000.0) == 7
+    assert ages.older_than(1, now=1000.0) == -1
