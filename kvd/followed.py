@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import tablespace
 from kvd.expiry import boot_clock_ns, from_metadata
 from kvd.hidden_keys import HiddenKeys
-from kvd.long_tier import REGION_DIRECTORY
 from kvd.long_values import ReadValue, read_into
 from kvd.path_health import PathHealth
+from kvd.path_region import REGION_DIRECTORY
 from kvd.read_progress import ReadProgress
 from tablespace import ClosedError, TablespaceError
 

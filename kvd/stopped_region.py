@@ -16,8 +16,8 @@ from kvd import quotas, region_purge, temp_guard
 from kvd.ages import Ages
 from kvd.census import Census
 from kvd.errors import ConfigError, KvdError
-from kvd.long_tier import REGION_DIRECTORY
 from kvd.namespaces import Namespaces
+from kvd.path_region import REGION_DIRECTORY
 from kvd.purging import label_of, prefix_of
 from kvd.refusals import region_refusal
 from kvd.region_purge import Freed, Selection

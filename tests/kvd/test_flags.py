@@ -51,7 +51,7 @@ def test_no_flag_is_required():
         (["--long-paths", "/tmp/kvd-a,/tmp/kvd-b", "--long-bytes", "64K"], ["each of 2 paths"]),
         (["--follow", "/tmp/kvd-a"], ["--follow", "--long-path"]),
         (["--long-path", "/tmp/kvd-a", "--follow", "/tmp/kvd-a"], ["--follow", "own path"]),
-        (["--tablespace-slot-bytes", "64K,5000"], ["--tablespace-slot-bytes 5000"]),
+        (["--tablespace-slot-bytes", "64K,5000"], ["--tablespace-slot-bytes 64K,5000"]),
         (["--tablespace-container-bytes", "5000"], ["--tablespace-container-bytes", "4K"]),
         (["--tablespace-flush-interval-ms", "x"], ["--tablespace-flush-interval-ms x", "60000"]),
         (["--long-workers-per-shard", "0"], ["--long-workers-per-shard 0", "from 1"]),
