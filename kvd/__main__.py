@@ -51,6 +51,10 @@ def _serve(arguments: list[str]) -> int:
     from kvd.logs import set_up
     from kvd.refusals import os_remedy
 
+    if "--check" in arguments and "--help" not in arguments and "-h" not in arguments:
+        from kvd import preflight
+
+        return preflight.main(arguments)
     try:
         config = parse(arguments)
         set_up(config.log_level, config.log_format)

@@ -20,6 +20,7 @@ from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
 from kvd.promotion import Loose, Promoter
+from kvd.quotas import Quotas
 from kvd.results import Cleared, Flushed, Location
 from kvd.session import Session
 from kvd.storing import CacheCounters, Storing
@@ -66,6 +67,8 @@ class Cache:
         self.namespaces = namespaces
         self.long = long_paths
         self.counters = CacheCounters()
+        self.tiers = long_paths.tiers if long_paths is not None else []
+        self.quotas = Quotas([tier.ledger for tier in self.tiers]) if self.tiers else None
         self.write_back: WriteBack | None = None
         self._promoter: Promoter | None = None
         if long_paths is not None:
@@ -85,7 +88,13 @@ class Cache:
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
         self.storing = Storing(
-            memory, namespaces, long_paths, self.write_back, self._promoter, self.counters
+            memory,
+            namespaces,
+            long_paths,
+            self.write_back,
+            self._promoter,
+            self.counters,
+            self.quotas,
         )
 
     # -- lookups -------------------------------------------------------------------------------

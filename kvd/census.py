@@ -47,6 +47,8 @@ class Census:
     def __init__(self, policy: EvictionPolicy | None = None) -> None:
         self._policy = policy
         self._lock = threading.Lock()
+        self._slot_sizes: tuple[int, ...] = ()
+        self._unread_before: set[bytes] = set()
         self._entries: OrderedDict[bytes, int] = OrderedDict()
         self._expected: dict[bytes, int] = {}
         self._usage: dict[bytes, Usage] = {}
@@ -56,9 +58,11 @@ class Census:
         self.read_once_bytes = 0
         self.read_once_blocks = 0
 
-    def restart(self) -> None:
-        """Forget all entries, for a store that is opened again and tells of them anew."""
+    def begin(self, policy: EvictionPolicy | None = None) -> None:
+        """Forget the entries, for a region about to be opened (anew); sums go on."""
         with self._lock:
+            self._policy = policy
+            self._unread_before = {key for key, packed in self._entries.items() if packed & 1}
             self._entries.clear()
             self._expected.clear()
             self._usage.clear()
@@ -71,7 +75,7 @@ class Census:
             if key in self._entries:
                 self._remove(key)
             length = self._expected.pop(key, -1)
-            unread = length >= 0
+            unread = length >= 0 or key in self._unread_before
             self._add(key, slot_bytes, max(0, length), unread)
         if self._policy is not None:
             self._policy.inserted(key, slot_bytes)
@@ -112,6 +116,8 @@ class Census:
         """
         known = store.entries()
         with self._lock:
+            self._unread_before.clear()
+            self._slot_sizes = tuple(sorted(pool.slot_bytes for pool in store.stats().pools))
             for key, length in zip(known["key"].tolist(), known["length"].tolist(), strict=True):
                 packed = self._entries.get(key)
                 if packed is not None:
@@ -161,12 +167,24 @@ class Census:
     # -- asking --------------------------------------------------------------------------------
 
     @property
+    def never_read_blocks(self) -> int:
+        """Return how many values were written here and never read, gone or not."""
+        return self.written_blocks - self.read_once_blocks
+
+    @property
     def never_read_bytes(self) -> int:
         """Return the bytes of values that were written here and never read, gone or not."""
         return self.written_bytes - self.read_once_bytes
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._entries
+
+    def slot_bytes_with(self, prefix: bytes, keys: Iterable[bytes], slot_bytes: int) -> int:
+        """Return the bytes of slots that a prefix has once it has these keys too."""
+        with self._lock:
+            usage = self._usage.get(prefix)
+            coming = sum(key not in self._entries for key in keys)
+            return (usage.bytes if usage is not None else 0) + coming * slot_bytes
 
     def keys(self, prefixes: frozenset[bytes] | None = None) -> list[bytes]:
         """Return the keys of these prefixes, or all."""
@@ -188,18 +206,22 @@ class Census:
                 for prefix, each in self._usage.items()
             }
 
-    def slot_bytes_of(self, prefix: bytes, slot_bytes: int = 0) -> int:
-        """Return the bytes of the slots that a prefix has.
+    def slot_for(self, length: int) -> int:
+        """Return the bytes of the slot that a value takes, as far as it is to be foreseen."""
+        return next((size for size in self._slot_sizes if size >= length), length)
 
-        What was expected and not told of yet counts as `slot_bytes` each.
-        """
+    def held_bytes(self, prefix: bytes, *, coming: bool = False) -> int:
+        """Return the bytes of the slots that a prefix has; with those of expected values."""
         with self._lock:
             usage = self._usage.get(prefix)
             held = usage.bytes if usage is not None else 0
-            if not slot_bytes:
-                return held
-            coming = sum(key.startswith(prefix) for key in self._expected)
-            return held + coming * slot_bytes
+            if coming:
+                held += sum(
+                    self.slot_for(length)
+                    for key, length in self._expected.items()
+                    if key.startswith(prefix) and key not in self._entries
+                )
+            return held
 
     # -- inside --------------------------------------------------------------------------------
 

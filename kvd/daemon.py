@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -16,10 +15,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from kvd import quota_requests
+from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
+from kvd.descriptors import raise_limit
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.long_opening import lines, make_admission, make_paths, open_paths
@@ -27,9 +27,10 @@ from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
+from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.scrub import Scrubber
-from kvd.server import MAX_SESSIONS, TICK_S, Connection, Server
+from kvd.server import TICK_S, Connection, Server
 from kvd.sight.watch import Watch
 from kvd.version import __version__
 from kvd.write_budget import WriteBudget
@@ -41,7 +42,6 @@ SWITCH_INTERVAL_S = 0.0005
 # Blocks form no cycles; the default thresholds would scan all of them every few thousand sets.
 GC_THRESHOLDS = (50_000, 50, 100)
 THREAD_EXIT_S = 1.0
-MIN_DESCRIPTORS = 64  # Loop, arena, region and its containers, and a few clients.
 ACCEPT_COMPLAIN_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -51,15 +51,9 @@ def serve(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
-    # Two descriptors a session (connection and pidfd): the soft limit is often 1,024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= most < MIN_DESCRIPTORS:
-        raise ConfigError(
-            f"this process may open {most} files, and {MIN_DESCRIPTORS} are the least to serve "
-            f"with: raise the limit (ulimit -n), best to {2 * MAX_SESSIONS + MIN_DESCRIPTORS}"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_limit()
     stop = StopSignals()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until there are quotas to load anew.
     with contextlib.closing(ListeningSocket(config.socket)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
@@ -93,7 +87,7 @@ class StopSignals:
 
     def ignore(self) -> None:
         """Let the interpreter's own end be undisturbed."""
-        for number in self.NUMBERS:
+        for number in (*self.NUMBERS, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -170,11 +164,12 @@ async def _serve(
         budget=WriteBudget(config.write_budget),
         flush_interval_s=config.flush_interval_ms / 1000,
     )
-    notes = [*config.notes, *path_notes]
+    notes = [*config.notes, *start_warnings(config), *path_notes]
     if cache.namespaces.damage is not None:
         notes.append(cache.namespaces.damage)
-    if paths is not None:
-        paths.quotas.take(await paths.load_quotas())
+    if cache.quotas is not None:
+        first = quota_requests.keeper(cache)
+        cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     server = Server(arena, cache, notes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from pathlib import Path
 
 from kvd.admission import SecondHit
 from kvd.config.disk import Disk
@@ -44,6 +46,18 @@ def make_paths(flags: Disk) -> LongPaths | None:
     )
 
 
+async def opened(opening: asyncio.Future[None], region: Path, every_s: float = 5.0) -> None:
+    """Wait for a region to be open, and say now and then that it takes its time."""
+    started = time.monotonic()
+    while not (await asyncio.wait([opening], timeout=every_s))[0]:
+        logger.info(
+            "still opening %s: %.0f s; clients are served after that",
+            region,
+            time.monotonic() - started,
+        )
+    opening.result()
+
+
 async def open_paths(paths: LongPaths) -> list[str]:
     """Open all regions at once and return what to say about those that are not.
 
@@ -53,11 +67,12 @@ async def open_paths(paths: LongPaths) -> list[str]:
         Another process holds a region; or the flags do not fit one; or there is only one path
         and it cannot be opened, unless for want of free space.
     """
-    opened = await asyncio.gather(
-        *(tier.on_writer(tier.open_region) for tier in paths.tiers), return_exceptions=True
+    results = await asyncio.gather(
+        *(opened(tier.on_writer(tier.open_region), tier.region) for tier in paths.tiers),
+        return_exceptions=True,
     )
     notes: list[str] = []
-    for tier, problem in zip(paths.tiers, opened, strict=True):
+    for tier, problem in zip(paths.tiers, results, strict=True):
         if problem is None:
             continue
         cause = problem.__cause__
@@ -75,10 +90,10 @@ async def open_paths(paths: LongPaths) -> list[str]:
     if all(not tier.is_open for tier in paths.tiers):
         only_room = all(
             isinstance(problem, BaseException) and isinstance(problem.__cause__, BelowFloorError)
-            for problem in opened
+            for problem in results
         )
         if not only_room:
-            raise next(problem for problem in opened if isinstance(problem, BaseException))
+            raise next(problem for problem in results if isinstance(problem, BaseException))
     for source in paths.followed:
         try:
             await source.on_index(source.open_region)

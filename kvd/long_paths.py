@@ -13,15 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from kvd import quotas
 from kvd.arena_layout import PAGE_BYTES
-from kvd.census import Usage
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
 from kvd.long_limits import MAX_SLOT_BYTES, MAX_SLOT_SIZES
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters
-from kvd.quotas import Limits
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
 from tablespace import ClosedError, FailedError, TablespaceError, checksum64
@@ -73,12 +70,9 @@ class LongPaths:
         self._reviving: set[asyncio.Task[None]] = set()
         self._being_revived: set[Source] = set()
         self.write_latency = LatencyRing()
-        self.quotas = self.tiers[0].quotas
         for tier in self.tiers:
             tier.counters = self.counters
             tier.write_latency = self.write_latency
-            tier.quotas = self.quotas
-            tier.held_bytes = self.held_bytes
 
     # -- what it is ----------------------------------------------------------------------------
 
@@ -280,48 +274,6 @@ class LongPaths:
                         logger.info("%s has slots of %d bytes from now on", tier.directory, size)
                 except (TablespaceError, OSError, ValueError) as error:
                     tier.fail(error)
-
-    # -- what namespaces hold ------------------------------------------------------------------
-
-    def usage(self) -> dict[bytes, Usage]:
-        """Return what each prefix has on all own paths."""
-        total: dict[bytes, Usage] = {}
-        for tier in self.tiers:
-            for prefix, each in tier.census.usage().items():
-                sums = total.setdefault(prefix, Usage())
-                sums.entries += each.entries
-                sums.bytes += each.bytes
-                sums.value_bytes += each.value_bytes
-        return total
-
-    def held_bytes(self, prefix: bytes, slot_bytes: int = 0) -> int:
-        """Return the bytes of the slots that a prefix has on all own paths. Any thread."""
-        return sum(tier.census.slot_bytes_of(prefix, slot_bytes) for tier in self.tiers)
-
-    def has_room_for(self, prefix: bytes, key: bytes) -> bool:
-        """Return whether a block may be written under its namespace's quota."""
-        if self.quotas.limit_of(prefix) is None:
-            return True
-        if any(prefix + key in tier.census for tier in self.tiers):
-            return True
-        return self.quotas.has_room(prefix, self.held_bytes(prefix))
-
-    async def load_quotas(self) -> Limits:
-        """Return the quotas of the first open path that has some."""
-        for tier in self.tiers:
-            if tier.is_open:
-                limits = await tier.on_writer(quotas.load, tier.directory)
-                if limits:
-                    return limits
-        return {}
-
-    async def save_quotas(self, limits: Limits) -> None:
-        """Write the quotas to every path that is up."""
-        up = [tier for tier in self.tiers if tier.is_up]
-        if not up:
-            raise OSError(self.failure)
-        for tier in up:
-            await tier.on_writer(quotas.save, tier.directory, limits)
 
     # -- purging -------------------------------------------------------------------------------
 

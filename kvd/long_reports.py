@@ -10,6 +10,7 @@ from kvd.latency import LatencyRing
 from kvd.long_paths import LongPaths
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters
+from kvd.quotas import Quotas
 from kvd.results import LongStats, PathStats
 from kvd.write_back import WriteBack
 from kvd.write_lane import WriteLane
@@ -27,7 +28,7 @@ def no_long_tier() -> LongStats:
     return _sums([], LongCounters(), None, [], [])
 
 
-async def long_stats(paths: LongPaths, write_back: WriteBack) -> LongStats:
+async def long_stats(paths: LongPaths, write_back: WriteBack, quotas: Quotas | None) -> LongStats:
     """Collect the counters of every path. The stores are asked on their index threads."""
     found: list[tuple[LongTier, StoreStats | None]] = []
     reports: list[PathStats] = []
@@ -43,7 +44,7 @@ async def long_stats(paths: LongPaths, write_back: WriteBack) -> LongStats:
         found.append((lane.tier, store))
         reports.append(_path(lane, store, paths.timeout_s))
     followed = [await _followed(source) for source in paths.followed]
-    return _sums(found, paths.counters, (paths, write_back), reports, followed)
+    return _sums(found, paths.counters, (paths, write_back, quotas), reports, followed)
 
 
 def _used_bytes(store: StoreStats | None) -> int:
@@ -111,12 +112,12 @@ async def _followed(source: Followed) -> PathStats:
 def _sums(
     found: list[tuple[LongTier, StoreStats | None]],
     counters: LongCounters,
-    parts: tuple[LongPaths, WriteBack] | None,
+    parts: tuple[LongPaths, WriteBack, Quotas | None] | None,
     reports: list[PathStats],
     followed: list[PathStats],
 ) -> LongStats:
     stores = [store for _, store in found if store is not None]
-    paths, write_back = parts or (None, None)
+    paths, write_back, quotas = parts or (None, None, None)
     admission = write_back.admission if write_back is not None else None
     written, promoted = LatencyRing(), LatencyRing()
     if paths is not None:
@@ -158,7 +159,8 @@ def _sums(
         scrubbed_values=counters.scrubbed_values,
         scrubbed_bytes=counters.scrubbed_bytes,
         scrub_damaged=counters.scrub_damaged,
-        rejected=counters.rejected,
-        written_never_read_bytes=sum(tier.census.never_read_bytes for tier, _ in found),
+        rejected_writes=sum(tier.ledger.rejected_writes for tier, _ in found)
+        + (quotas.rejected.total() if quotas is not None else 0),
+        written_never_read_bytes=sum(tier.ledger.census.never_read_bytes for tier, _ in found),
         index_bound_bytes=sum(tier.index_bound_bytes for tier, _ in found),
     )

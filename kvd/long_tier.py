@@ -8,13 +8,11 @@ paths together.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tablespace.shared import checksum_many
 
-from kvd import region_purge
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.long_values import (
     Outcome,
@@ -22,7 +20,6 @@ from kvd.long_values import (
     WriteItem,
     read_into,
 )
-from kvd.namespaces import PREFIX_BYTES
 from kvd.path_region import PathRegion
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
@@ -112,15 +109,22 @@ class LongTier(PathRegion):
                     outcomes[position] = Outcome.CORRUPT
                     continue
             group.append((position, view))
-        if self.quotas.any:
-            group = self._within_quotas(items, present, group, outcomes)
-        written = self._put(
-            [(items[position].key, view, items[position].metadata) for position, view in group]
+        if self.ledger.quotas.any:
+            asked, group = group, []
+            for position, view in asked:
+                # A replacement takes no more than what it replaces.
+                item = items[position]
+                if present[position] or self.ledger.admits(item.key, len(item.view)):
+                    group.append((position, view))
+                else:
+                    outcomes[position] = Outcome.DROPPED
+        written = self.ledger.put(
+            store,
+            [(items[position].key, view, items[position].metadata) for position, view in group],
         )
         for (position, _), kept in zip(group, written, strict=True):
             item = items[position]
             if not kept:
-                self.counters.rejected += 1
                 outcomes[position] = Outcome.DROPPED
             elif item.key in store and not self._holds(item):
                 store.delete(item.key)
@@ -131,46 +135,6 @@ class LongTier(PathRegion):
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         return outcomes
-
-    def _put(self, values: list[tuple[bytes, Buffer, bytes | None]]) -> list[bool]:
-        """Write values and have the census know of them."""
-        if not values:
-            return []
-        keys = [key for key, _, _ in values]
-        lengths = [memoryview(view).nbytes for _, view, _ in values]
-        self.census.expect(dict(zip(keys, lengths, strict=True)))
-        written = [False] * len(values)
-        try:
-            written = self.store.put_many(values)
-        finally:
-            self.census.wrote(keys, written, lengths)
-        last = self.store.stat(keys[-1])
-        if last is not None:
-            self.ages.seen(last.seq)
-        return written
-
-    def _within_quotas(
-        self,
-        items: Sequence[WriteItem],
-        present: Sequence[bool],
-        group: list[tuple[int, Buffer]],
-        outcomes: list[Outcome],
-    ) -> list[tuple[int, Buffer]]:
-        """Return what may be written; a replacement takes no more than what it replaces."""
-        allowed: list[tuple[int, Buffer]] = []
-        coming: Counter[bytes] = Counter()
-        for position, view in group:
-            prefix = items[position].key[:PREFIX_BYTES]
-            limit = self.quotas.limit_of(prefix)
-            if limit is not None and not present[position]:
-                held = self.held_bytes(prefix, self.slot_bytes)
-                if held + (coming[prefix] + 1) * self.slot_bytes > limit:
-                    self.counters.rejected += 1
-                    outcomes[position] = Outcome.DROPPED
-                    continue
-                coming[prefix] += 1
-            allowed.append((position, view))
-        return allowed
 
     def _holds(self, item: WriteItem) -> bool:
         entry = self.store.stat(item.key)
@@ -209,7 +173,7 @@ class LongTier(PathRegion):
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
         values = read_into(self.store, keys, views)
-        self.census.read(key for key, value in zip(keys, values, strict=True) if value is not None)
+        self.ledger.read(key for key, value in zip(keys, values, strict=True) if value is not None)
         return values
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -280,12 +244,13 @@ class LongTier(PathRegion):
         over = [key for key, limit in limits if limit <= now]
         rest = [(key, limit) for key, limit in limits if limit > now]
         values = store.get_many([key for key, _ in rest])
-        store.put_many(
+        self.ledger.put(
+            store,
             [
                 (key, value, to_metadata(limit))
                 for (key, limit), value in zip(rest, values, strict=True)
                 if value is not None
-            ]
+            ],
         )
         if over:
             store.delete_many(over)
@@ -305,26 +270,22 @@ class LongTier(PathRegion):
             store.clear(prefix)
         return Cleared(entries, size_bytes)
 
+    @property
+    def tiers(self) -> list[LongTier]:
+        """Return every path: this one."""
+        return [self]
+
     def select(self, selection: Selection) -> list[bytes]:
         """Return the keys that a purge means; a look into the index in RAM."""
-        found = region_purge.select(self.store, self.census, self.ages, selection)
-        return [row.key for row in found]
+        return self.ledger.select(self.store, selection)
 
     def purge(self, selection: Selection, *, dry_run: bool = False, zero: bool = False) -> Freed:
         """Delete, durably, what a purge means; with `zero` also overwrite it."""
-        return region_purge.purge(
-            self.store,
-            self.region,
-            self.census,
-            self.ages,
-            selection,
-            dry_run=dry_run,
-            zero=zero,
-        )
+        return self.ledger.purge(self.store, selection, dry_run=dry_run, zero=zero)
 
     def purge_keys(self, keys: Sequence[bytes], *, zero: bool = False) -> Freed:
         """Delete keys durably; with `zero` also overwrite their slots."""
-        return region_purge.purge_keys(self.store, self.region, self.census, keys, zero=zero)
+        return self.ledger.purge_keys(self.store, keys, zero=zero)
 
     def stats(self) -> StoreStats:
         """Return the store's own statistics."""

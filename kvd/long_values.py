@@ -68,7 +68,6 @@ class LongCounters:
     bytes_read: int = 0
     reads_failed: int = 0
     promotions_no_room: int = 0
-    rejected: int = 0
     dropped_by: Counter[str] = field(default_factory=Counter)
     scrubbed_values: int = 0
     scrubbed_bytes: int = 0

@@ -20,10 +20,11 @@ def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
     counts, and file pages that can be reclaimed do not count as used.
     """
     free, bound = _machine_free(root), "the machine"
-    for directory, names in _cgroup_directories(root):
-        limit = _number(directory / names[0])
-        used = _number(directory / names[1])
-        if limit is None or used is None or limit >= NO_LIMIT_BYTES:
+    for directory, (used_name, *limit_names) in _cgroup_directories(root):
+        limits = [_number(directory / name) for name in limit_names]
+        limit = min((each for each in limits if each is not None), default=NO_LIMIT_BYTES)
+        used = _number(directory / used_name)
+        if used is None or limit >= NO_LIMIT_BYTES:
             continue
         left = max(0, limit - used + _reclaimable(directory / "memory.stat"))
         if left < free:
@@ -38,22 +39,25 @@ def _machine_free(root: Path) -> int:
     return 0
 
 
-def _cgroup_directories(root: Path) -> list[tuple[Path, tuple[str, str]]]:
-    """Return this process's memory cgroups from leaf to root, with their file names."""
-    found: list[tuple[Path, tuple[str, str]]] = []
+def _cgroup_directories(root: Path) -> list[tuple[Path, tuple[str, ...]]]:
+    """Return this process's memory cgroups from leaf to root, with the files of use and limits."""
+    found: list[tuple[Path, tuple[str, ...]]] = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return found
+    names: tuple[str, ...]
     for line in lines:
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
         if parts[0] == "0" and not parts[1]:
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+            base = root / "sys/fs/cgroup"
+            # Above memory.high the kernel slows the process down until it is hardly alive.
+            names = ("memory.current", "memory.max", "memory.high")
         elif "memory" in parts[1].split(","):
             base = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            names = ("memory.usage_in_bytes", "memory.limit_in_bytes")
         else:
             continue
         leaf = base / parts[2].lstrip("/")

@@ -99,14 +99,14 @@ class MemoryTier:
         """Return how many populated slots hold nothing."""
         return len(self._free)
 
+    def is_free(self, slot: int) -> bool:
+        """Return whether a slot was the last to become free: nobody has it."""
+        return bool(self._free) and self._free[-1] == slot
+
     @property
     def held_slots(self) -> int:
         """Return how many slots wait for the end of a lease on a block that left."""
         return len(self._held)
-
-    def is_free(self, slot: int) -> bool:
-        """Return whether a slot was the last to become free: nobody has it."""
-        return bool(self._free) and self._free[-1] == slot
 
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""

@@ -8,23 +8,20 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import tablespace
-from kvd.ages import Ages
-from kvd.census import Census
 from kvd.free_space import BelowFloorError, FreeSpace
 from kvd.hidden_keys import HiddenKeys
 from kvd.latency import LatencyRing
-from kvd.long_limits import DEFAULT_SLOT_BYTES
 from kvd.long_values import (
     LongCounters,
     RegionOptions,
 )
 from kvd.path_health import PathHealth
-from kvd.quotas import Quotas
 from kvd.read_progress import ReadProgress
 from kvd.refusals import region_refusal
+from kvd.region_ledger import RegionLedger
 from tablespace import ClosedError, FailedError, GeometryError, TablespaceError
 
 if TYPE_CHECKING:
@@ -69,11 +66,9 @@ class PathRegion:
         self.failure: str | None = None
         self.resized_from: int | None = None
         self.slot_sizes = (slot_bytes,) if isinstance(slot_bytes, int) else tuple(slot_bytes or ())
+        self.disk_look: asyncio.Future[Any] | None = None
         self.evict_policy = "lru"
-        self.quotas = Quotas(self.slot_bytes or DEFAULT_SLOT_BYTES)
-        self.census = Census()
-        self.held_bytes: Callable[[bytes, int], int] = self.census.slot_bytes_of
-        self.ages = Ages(directory)
+        self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
         self._store: Store | None = None
         self._closed = False
@@ -193,7 +188,6 @@ class PathRegion:
                 raise
             logger.warning("%s does not grow: %s", self.region, error)
             max_bytes = None
-        self.census.restart()
         return tablespace.open(
             os.fspath(self.region),
             max_bytes=max_bytes,
@@ -202,7 +196,7 @@ class PathRegion:
             io_mode=self._io_mode,
             recover=recover,
             on_full="evict",
-            eviction=self.census,
+            eviction=self.ledger.policy(),
         )
 
     def allocated_bytes(self) -> int:
@@ -211,7 +205,7 @@ class PathRegion:
         return sum(file.stat().st_blocks * 512 for file in files)
 
     def _use(self, store: Store) -> None:
-        self.ages.begin(self.census.measure(store))
+        self.ledger.opened(store)
         self._store = store
         self.uuid = store.uuid
         stats = store.stats()
@@ -246,8 +240,6 @@ class PathRegion:
         """Read a region that cannot be opened for writing, if that is possible."""
         try:
             self._store = tablespace.open(os.fspath(self.region), read_only=True)
-            self.census.restart()
-            self.census.count(self._store)
         except (TablespaceError, OSError, ValueError) as error:
             logger.debug("%s cannot be read either: %s", self.region, error)
 

@@ -11,10 +11,10 @@ from kvd import protocol, temp_guard
 from kvd.block import Block
 from kvd.cache import Cache
 from kvd.errors import ProtocolError
-from kvd.long_tier import LongTier
 from kvd.namespaces import MAX_NAMESPACES, PREFIX_BYTES, disk_prefix
 from kvd.region_purge import Freed, Selection
 from kvd.results import Purged, TierPurged
+from kvd.temp_guard import Swept
 from tablespace import TablespaceError
 
 UNNAMED = "unnamed:"  # Leads the label of a namespace whose name is not known, then its prefix.
@@ -81,8 +81,7 @@ async def purge(cache: Cache, request: protocol.Purge) -> Purged:
 
 def _prefixes(cache: Cache, label: str) -> frozenset[bytes]:
     known = frozenset(cache.namespaces.names())
-    present = frozenset(cache.long.usage()) if cache.long is not None else frozenset()
-    prefix = prefix_of(label, known, present)
+    prefix = prefix_of(label, known, _on_disk(cache))
     if prefix is None:
         raise ProtocolError("unknown_namespace", f"there is no namespace {label!r}")
     return frozenset({prefix})
@@ -111,23 +110,32 @@ class Taken:
 
 
 async def _purge_temporary(cache: Cache, dry_run: bool) -> Purged:
-    none = TierPurged()
-    if cache.long is None:
-        return Purged(none, none, [], dry_run)
-    swept = [
-        await tier.on_writer(temp_guard.sweep, tier.directory, dry_run=dry_run)
-        for tier in cache.long.tiers
-        if tier.is_open
-    ]
+    swept = await asyncio.gather(
+        *(
+            tier.on_scrubber(temp_guard.sweep, tier.directory, dry_run=dry_run)
+            for tier in cache.tiers
+            if tier.is_open
+        )
+    )
+    return swept_away(swept, dry_run)
+
+
+def swept_away(swept: Sequence[Swept], dry_run: bool) -> Purged:
+    """Return what sweeps of several paths come to."""
     return Purged(
-        none,
-        none,
+        TierPurged(),
+        TierPurged(),
         [],
         dry_run,
         tmp_files=sum(each.files for each in swept),
         tmp_files_bytes=sum(each.bytes for each in swept),
         tmp_files_kept=sum(each.kept for each in swept),
     )
+
+
+def _on_disk(cache: Cache) -> frozenset[bytes]:
+    """Return the prefixes of all entries of the long tier."""
+    return frozenset(prefix for tier in cache.tiers for prefix in tier.ledger.census.usage())
 
 
 async def _count(cache: Cache, selection: Selection) -> Taken:
@@ -147,15 +155,13 @@ async def _purge_whole(cache: Cache, selection: Selection, zero: bool) -> Taken:
         freed = Freed()
         if cache.long is not None:
             freed = await cache.long.purge(selection, zero=zero)
+    on_disk = _on_disk(cache)
     for prefix, space in names.by_prefix().items():
         meant = selection.prefixes is None or prefix in selection.prefixes
-        if meant and not cache.memory.blocks_of(space):
+        if meant and prefix not in on_disk and not cache.memory.blocks_of(space):
             space.stored = False
             names.forget(space)
-    if cache.long is not None:
-        for tier in cache.long.tiers:
-            if tier.is_up:
-                await _save_names(cache, tier)
+    await _save_names(cache)
     return Taken(blocks, freed, zeroed_bytes=zeroed)
 
 
@@ -166,7 +172,8 @@ async def _purge_old(cache: Cache, selection: Selection, zero: bool) -> Taken:
     freed = Freed()
     keys = [block.disk_key for block in old]
     if cache.long is not None:
-        keys = list(dict.fromkeys(keys + await cache.long.select(selection)))
+        keys += await cache.long.select(selection)
+    keys = list(dict.fromkeys(keys))
     removed: list[Block] = []
     for first in range(0, max(1, len(keys)), BATCH_KEYS):
         part = keys[first : first + BATCH_KEYS]
@@ -205,8 +212,11 @@ def _in_memory(cache: Cache, selection: Selection) -> list[Block]:
 def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
     """Take blocks out of memory and return how many bytes were overwritten."""
     zeroed = 0
+    if not zero:
+        cache.memory.remove_many(list(blocks))
     for block in blocks:
-        cache.memory.remove(block)
+        if zero:
+            cache.memory.remove(block)
         block.resolve(None)
         if zero and cache.memory.is_free(block.slot):
             # Not one that a disk call or a reader still holds: its bytes are somebody's.
@@ -216,13 +226,16 @@ def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
     return zeroed
 
 
-async def _save_names(cache: Cache, long_tier: LongTier) -> None:
-    """Let the file of names tell of no namespace that is gone."""
-    names = cache.namespaces.take_unsaved((), long_tier.directory)
-    if names is None:
-        return
-    try:
-        await long_tier.on_writer(cache.namespaces.save, names, long_tier.directory)
-    except (OSError, asyncio.CancelledError):
-        cache.namespaces.put_back(long_tier.directory)
-        raise
+async def _save_names(cache: Cache) -> None:
+    """Let the files of names tell of no namespace that is gone."""
+    for tier in cache.tiers:
+        if not tier.is_up:
+            continue
+        names = cache.namespaces.take_unsaved((), tier.directory)
+        if names is None:
+            continue
+        try:
+            await tier.on_writer(cache.namespaces.save, names, tier.directory)
+        except (OSError, asyncio.CancelledError):
+            cache.namespaces.put_back(tier.directory)
+            raise

@@ -5,7 +5,13 @@ from __future__ import annotations
 from kvd import protocol, quotas
 from kvd.cache import Cache
 from kvd.errors import ConfigError, ProtocolError
+from kvd.long_tier import LongTier
 from kvd.quotas import Limits
+
+
+def keeper(cache: Cache) -> LongTier:
+    """Return the path whose file has the quotas for all: the first that is open."""
+    return next((tier for tier in cache.tiers if tier.is_open), cache.tiers[0])
 
 
 async def answer(cache: Cache, request: protocol.Quota) -> Limits:
@@ -16,10 +22,9 @@ async def answer(cache: Cache, request: protocol.Quota) -> Limits:
     ProtocolError
         `no_long_tier`, `unknown_namespace`, `bad_request`, `unavailable`.
     """
-    long_tier = cache.long
-    if long_tier is None:
+    if cache.quotas is None:
         raise ProtocolError("no_long_tier", "quotas are of the long tier, and there is none")
-    limits = long_tier.quotas.limits
+    limits = cache.quotas.limits
     if request.action == "list":
         return limits
     if request.action == "reload":
@@ -34,12 +39,13 @@ async def answer(cache: Cache, request: protocol.Quota) -> Limits:
     else:
         limits[request.namespace] = request.limit_bytes
     try:
-        await long_tier.save_quotas(limits)
+        first = keeper(cache)
+        await first.on_writer(quotas.save, first.directory, limits)
     except OSError as error:
         raise ProtocolError(
             "unavailable", f"{quotas.FILE_NAME} is not written: {error}"
         ) from error
-    long_tier.quotas.take(limits)
+    cache.quotas.take(limits)
     return limits
 
 
@@ -51,12 +57,12 @@ async def reload(cache: Cache) -> Limits:
     ProtocolError
         `unavailable`, when the file cannot be used; then the quotas stay as they were.
     """
-    long_tier = cache.long
-    if long_tier is None:
+    if cache.quotas is None:
         return {}
     try:
-        limits = await long_tier.load_quotas()
+        first = keeper(cache)
+        limits = await first.on_writer(quotas.load, first.directory)
     except ConfigError as error:
         raise ProtocolError("unavailable", f"the quotas stay as they were: {error}") from error
-    long_tier.quotas.take(limits)
+    cache.quotas.take(limits)
     return limits

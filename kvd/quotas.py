@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kvd import temp_guard
-from kvd.block import Block
+from kvd.block import Block, Retention
 from kvd.errors import ConfigError
 from kvd.namespaces import MAX_NAMESPACES, disk_prefix
 from tablespace import parse_size
+
+if TYPE_CHECKING:
+    from kvd.namespaces import Namespace
+    from kvd.region_ledger import RegionLedger
 
 FILE_NAME = "quotas.json"
 MAX_FILE_BYTES = 64 << 20
@@ -66,22 +72,30 @@ class Quotas:
 
     Parameters
     ----------
-    slot_bytes : int
-        What a block takes on the long tier.
+    ledgers : sequence of RegionLedger
+        Of every path: a quota is of the long tier as a whole.
+
+    Attributes
+    ----------
+    rejected : Counter
+        Blocks refused, by namespace.
 
     Notes
     -----
-    Event loop only, but for `limit_of`, which the writing thread asks too.
+    Event loop only, but for `limit_of`, `held_bytes` and `any`, which writing threads ask too.
     """
 
-    def __init__(self, slot_bytes: int) -> None:
-        self._slot_bytes = slot_bytes
+    def __init__(self, ledgers: Sequence[RegionLedger]) -> None:
+        self._ledgers = list(ledgers)
         self._limits: Limits = {}
         self._by_prefix: dict[bytes, int] = {}
         self._waiting: dict[bytes, dict[bytes, Block]] = {}
+        self._waiting_bytes: Counter[bytes] = Counter()
         self._looked_at: dict[bytes, float] = {}
         self._look_at: dict[bytes, int] = {}
         self.rejected: Counter[str] = Counter()
+        for ledger in ledgers:
+            ledger.quotas = self
 
     @property
     def limits(self) -> Limits:
@@ -94,7 +108,7 @@ class Quotas:
         self._by_prefix = {disk_prefix(name): limit for name, limit in limits.items()}
         for prefix in list(self._waiting):
             if prefix not in self._by_prefix:
-                del self._waiting[prefix]
+                del self._waiting[prefix], self._waiting_bytes[prefix]
 
     def limit_of(self, prefix: bytes) -> int | None:
         """Return a namespace's quota in bytes, or None."""
@@ -105,21 +119,40 @@ class Quotas:
         """Return whether there are quotas at all."""
         return bool(self._by_prefix)
 
-    def has_room(self, prefix: bytes, held_bytes: int) -> bool:
-        """Return whether one more block fits a namespace that holds so much on the long tier."""
+    def held_bytes(self, prefix: bytes, *, coming: bool = False) -> int:
+        """Return the bytes of slots that a namespace has on all paths; with those on their way."""
+        return sum(ledger.census.held_bytes(prefix, coming=coming) for ledger in self._ledgers)
+
+    def has_room(self, namespace: Namespace, key: bytes, length: int) -> bool:
+        """Return whether a namespace may have one more block on the long tier."""
+        prefix = namespace.prefix
         limit = self._by_prefix.get(prefix)
-        if limit is None:
+        if limit is None or self._is_on_disk(prefix + key):
             return True
-        waiting = self._waiting.get(prefix, {})
-        fits = held_bytes + (len(waiting) + 1) * self._slot_bytes <= limit
-        if fits or not waiting:
-            return fits
+        needed = self._slot_for(length)
+        most = self.held_bytes(prefix) + self._waiting_bytes[prefix] + needed
+        waiting = self._waiting.get(prefix)
+        if most <= limit or not waiting:
+            return most <= limit
         now = time.monotonic()
         if len(waiting) > QUICK_LOOK and now - self._looked_at.get(prefix, 0.0) < LOOK_AGAIN_S:
             return False
         self._looked_at[prefix] = now
-        left = self._look_through(prefix)
-        return held_bytes + (left + 1) * self._slot_bytes <= limit
+        self._look_through(prefix)
+        # One that is on the disk and has not been told of yet is counted once. What is held is
+        # asked for last: what lands in between counts twice this once, rather than not at all.
+        coming = sum(
+            self._slot_for(block.length)
+            for key, block in self._waiting[prefix].items()
+            if not self._is_on_disk(key)
+        )
+        return self.held_bytes(prefix) + coming + needed <= limit
+
+    def _is_on_disk(self, disk_key: bytes) -> bool:
+        return any(disk_key in ledger.census for ledger in self._ledgers)
+
+    def _slot_for(self, length: int) -> int:
+        return max((ledger.census.slot_for(length) for ledger in self._ledgers), default=length)
 
     def waits(self, block: Block) -> None:
         """Note a block that is to be written under a quota."""
@@ -127,17 +160,22 @@ class Quotas:
         if prefix not in self._by_prefix:
             return
         waiting = self._waiting.setdefault(prefix, {})
+        if block.disk_key not in waiting:
+            self._waiting_bytes[prefix] += self._slot_for(block.length)
         waiting[block.disk_key] = block
         if len(waiting) >= self._look_at.get(prefix, QUICK_LOOK):
-            self._look_at[prefix] = max(QUICK_LOOK, 2 * self._look_through(prefix))
+            self._look_through(prefix)
+            self._look_at[prefix] = max(QUICK_LOOK, 2 * len(self._waiting[prefix]))
 
-    def _look_through(self, prefix: bytes) -> int:
-        """Forget blocks that do not wait any more; return how many do."""
+    def _look_through(self, prefix: bytes) -> None:
+        """Forget blocks that do not wait any more."""
         left = {key: block for key, block in self._waiting[prefix].items() if _waits(block)}
         self._waiting[prefix] = left
-        return len(left)
+        self._waiting_bytes[prefix] = sum(self._slot_for(each.length) for each in left.values())
 
 
 def _waits(block: Block) -> bool:
     """Say whether a block is still to be written; what was dropped is kept as ephemeral."""
-    return not block.gone and not block.durable and (block.writing or block.retention > 1)
+    if block.gone or block.durable:
+        return False
+    return block.writing or block.retention >= Retention.SHORT

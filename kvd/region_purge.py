@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvd.ages import Ages
 from kvd.census import Census
 from kvd.errors import KvdError
 from kvd.namespaces import PREFIX_BYTES
@@ -65,17 +64,10 @@ class Freed:
         )
 
 
-def select(store: Store, census: Census, ages: Ages, selection: Selection) -> list[Row]:
-    """Return the entries that a purge means."""
-    limit = None
-    if selection.older_than_s is not None:
-        limit = ages.older_than(selection.older_than_s)
-    return _rows(store, census, census.keys(selection.prefixes), limit)
-
-
-def _rows(
+def rows_of(
     store: Store, census: Census, keys: Iterable[bytes], limit: int | None = None
 ) -> list[Row]:
+    """Return where entries lie; with `limit` only those numbered up to it."""
     rows: list[Row] = []
     for key in keys:
         entry = store.stat(key)
@@ -87,43 +79,36 @@ def _rows(
 
 
 def purge(
-    store: Store,
-    region: Path,
-    census: Census,
-    ages: Ages,
-    selection: Selection,
-    *,
-    dry_run: bool,
-    zero: bool,
+    store: Store, region: Path, rows: Sequence[Row], selection: Selection, *, zero: bool
 ) -> Freed:
     """Delete, durably, what is meant. For the thread that writes to the region.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        What is meant, as far as it is known.
 
     Raises
     ------
     TablespaceError, OSError
         As the store; what was deleted before stays deleted.
     """
-    rows = select(store, census, ages, selection)
-    if not dry_run:
-        if selection.older_than_s is not None:
-            store.delete_many([row.key for row in rows])
-        else:
-            # Clearing ends with a snapshot, so that no file of the index names what is gone.
-            for prefix in selection.prefixes if selection.prefixes is not None else (b"",):
-                store.clear(prefix)
-    return _freed(rows, zero_slots(region, rows) if zero and not dry_run else 0)
+    if selection.older_than_s is not None:
+        return purge_rows(store, region, rows, zero=zero)
+    # Clearing ends with a snapshot, so that no file of the index names what is gone.
+    for prefix in selection.prefixes if selection.prefixes is not None else (b"",):
+        store.clear(prefix)
+    return freed(rows, zero_slots(region, rows) if zero else 0)
 
 
-def purge_keys(
-    store: Store, region: Path, census: Census, keys: Iterable[bytes], *, zero: bool
-) -> Freed:
-    """Delete keys durably. For the thread that writes to the region."""
-    rows = _rows(store, census, keys)
+def purge_rows(store: Store, region: Path, rows: Sequence[Row], *, zero: bool) -> Freed:
+    """Delete entries durably. For the thread that writes to the region."""
     store.delete_many([row.key for row in rows])
-    return _freed(rows, zero_slots(region, rows) if zero else 0)
+    return freed(rows, zero_slots(region, rows) if zero else 0)
 
 
-def _freed(rows: Sequence[Row], zeroed_bytes: int) -> Freed:
+def freed(rows: Sequence[Row], zeroed_bytes: int = 0) -> Freed:
+    """Return what entries come to."""
     return Freed(
         len(rows),
         sum(row.slot_bytes for row in rows),

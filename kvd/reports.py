@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.cache import Cache
 from kvd.long_paths import LongPaths
 from kvd.long_reports import long_stats, no_long_tier
+from kvd.quotas import Quotas
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
 from kvd.write_back import WriteBack
@@ -40,7 +41,7 @@ async def gather(
         deletes_total=counters.deletes,
         errors_total=errors,
         memory=_memory(cache),
-        long=await _long(cache.long, cache.write_back),
+        long=await _long(cache.long, cache.write_back, cache.quotas),
         notes=notes,
     )
 
@@ -70,7 +71,9 @@ def _memory(cache: Cache) -> MemoryStats:
     )
 
 
-async def _long(paths: LongPaths | None, write_back: WriteBack | None) -> LongStats:
+async def _long(
+    paths: LongPaths | None, write_back: WriteBack | None, quotas: Quotas | None
+) -> LongStats:
     if paths is None or write_back is None:
         return no_long_tier()
-    return await long_stats(paths, write_back)
+    return await long_stats(paths, write_back, quotas)

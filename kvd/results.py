@@ -257,7 +257,7 @@ class LongStats(msgspec.Struct, frozen=True):
     scrubbed_bytes: int = 0
     scrub_damaged: int = 0
     index_bound_bytes: int = 0
-    rejected: int = 0
+    rejected_writes: int = 0
     written_never_read_bytes: int = 0
 
 

@@ -32,6 +32,7 @@ from kvd.protocol import Message
 from kvd.reports import gather
 from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
+from kvd.sizing import Sizing
 from kvd.status import status_of_daemon
 from kvd.version import __version__
 
@@ -59,6 +60,7 @@ class Server:
         self.arena = arena
         self.cache = cache
         self.notes = notes
+        self.sizing = Sizing(arena.data_bytes, notes)
         self.sessions: dict[int, Session] = {}
         self.connections: set[Connection] = set()
         self.errors = 0
@@ -378,6 +380,7 @@ class Connection(asyncio.Protocol):
                 self._session = None
                 raise
         server.sessions[self._session.id] = self._session
+        server.sizing.announced(self._session.client, request.l1_bytes)
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
         self._pidfd = _pidfd(self._pid)

@@ -4,6 +4,7 @@ import os
 
 SYSTEM_SOCKET = "/var/run/kvd.sock"
 SOCKET_VARIABLE = "KVD_SOCKET"
+OLD_SOCKET_VARIABLE = "INFERA_KVD_SOCKET"
 
 
 def default_socket() -> str:
@@ -17,10 +18,13 @@ def default_socket() -> str:
 
 
 def client_socket(given: str | os.PathLike[str] | None) -> str:
-    """Return the path a client connects to: the one given, $KVD_SOCKET, or the default."""
+    """Return the path a client connects to: the one given, $KVD_SOCKET, or the default.
+
+    An older system's variable is taken where $KVD_SOCKET is not set.
+    """
     if given is not None:
         return os.fspath(given)
-    named = os.environ.get(SOCKET_VARIABLE)
+    named = os.environ.get(SOCKET_VARIABLE) or os.environ.get(OLD_SOCKET_VARIABLE)
     if named:
         return named
     own = default_socket()

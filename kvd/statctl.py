@@ -127,7 +127,7 @@ def _lines(stats: Stats, reason: str | None, fit: dict[str, int | str]) -> list[
             ("long.blocks_written", long.blocks_written),
             ("long.blocks_promoted", long.blocks_promoted),
             ("long.dropped", long.dropped),
-            ("long.rejected", long.rejected),
+            ("long.rejected", long.rejected_writes),
             ("long.used", f"{long.used_bytes} of {long.max_bytes}"),
             ("long.never_read", f"{long.written_never_read_bytes} of {long.bytes_written} bytes"),
             ("long.corrupt", long.corrupt),

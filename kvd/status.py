@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvd import temp_guard
@@ -18,6 +20,7 @@ from kvd.results import Choices, NamespaceUse, PathHealth, Status, TierUse
 from kvd.version import __version__
 from tablespace import StoreStats, TablespaceError
 
+DISK_TIMEOUT_S = 5.0
 SOFT_PRESSURE = 0.9  # --watermark's default: where background eviction begins.
 
 
@@ -52,15 +55,42 @@ def named(usage: Mapping[bytes, Usage], names: Mapping[bytes, str]) -> dict[str,
     return dict(sorted(found.items()))
 
 
+@dataclass(frozen=True)
 class Disk:
-    """What only the disk can tell of a long path; made by a thread that may wait for it."""
+    """What only the disk can tell of a long path."""
 
-    def __init__(self, directories: Sequence[Path]) -> None:
-        temporary = [each for path in directories for each in temp_guard.find(path)]
-        self.tmp_files = len(temporary)
-        self.tmp_files_bytes = sum(each.size_bytes for each in temporary)
-        self.allocated_bytes = sum(allocated_bytes(path) for path in directories)
-        self.max_bytes = sum(region_bytes(path / REGION_DIRECTORY) for path in directories)
+    tmp_files: int = 0
+    tmp_files_bytes: int = 0
+    allocated_bytes: int = 0
+    max_bytes: int = 0
+
+    def __add__(self, other: Disk) -> Disk:
+        return Disk(
+            self.tmp_files + other.tmp_files,
+            self.tmp_files_bytes + other.tmp_files_bytes,
+            self.allocated_bytes + other.allocated_bytes,
+            self.max_bytes + other.max_bytes,
+        )
+
+
+def look_at_disk(directory: Path) -> Disk:
+    """Look at a long path. For a thread that may wait."""
+    temporary = temp_guard.find(directory)
+    return Disk(
+        len(temporary),
+        sum(each.size_bytes for each in temporary),
+        allocated_bytes(directory),
+        region_bytes(directory / REGION_DIRECTORY),
+    )
+
+
+@dataclass(frozen=True)
+class PathLook:
+    """What one path told, as far as it did."""
+
+    store: StoreStats | None
+    disk: Disk
+    health: PathHealth
 
 
 async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: list[str]) -> Status:
@@ -79,7 +109,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
             LatencyRing().summary(),
         )
     }
-    if long_tier is None:
+    if long_tier is None or cache.quotas is None:
         return _status(
             [],
             names,
@@ -91,54 +121,75 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
             notes=notes,
             dropped=memory.counters.dropped,
         )
-    stores: list[StoreStats] = []
-    health: list[PathHealth] = []
-    for tier in long_tier.tiers:
-        problem = tier.failure or ""
-        try:
-            stores.append(await tier.on_index(tier.stats))
-        except (TablespaceError, OSError) as error:
-            problem = problem or str(error)
-        health.append(_health(tier, problem))
-    disk = await long_tier.tiers[0].on_scrubber(Disk, [t.directory for t in long_tier.tiers])
+    looks = await asyncio.gather(*(_look(tier) for tier in cache.tiers))
+    stores = [each.store for each in looks if each.store is not None]
+    counters = long_tier.counters
     tiers["long"] = TierUse(
-        long_tier.counters.hits,
-        long_tier.counters.misses,
+        counters.hits,
+        counters.misses,
         sum(store.live for store in stores),
         sum(used_bytes(store) for store in stores),
         long_tier.promotion_latency.summary(),
     )
-    censuses = [tier.census for tier in long_tier.tiers]
-    written_blocks = sum(census.written_blocks for census in censuses)
-    counters = long_tier.counters
-    rejected = dict(long_tier.quotas.rejected)
+    ledgers = [tier.ledger for tier in cache.tiers]
+    rejected = cache.quotas.rejected
     return _status(
         stores,
         names,
-        long_tier.usage(),
+        total_usage(ledger.census for ledger in ledgers),
         state="running",
         pid=pid,
         uptime_s=uptime_s,
         tiers=tiers,
         notes=notes,
-        disk=disk,
-        quotas=long_tier.quotas.limits,
+        disk=sum((each.disk for each in looks), Disk()),
+        quotas=cache.quotas.limits,
         dropped=memory.counters.dropped + counters.dropped,
-        rejected=rejected,
-        rejected_writes=sum(rejected.values()) + counters.rejected,
-        written_blocks=written_blocks,
-        written_bytes=sum(census.written_bytes for census in censuses),
-        never_read_blocks=written_blocks - sum(census.read_once_blocks for census in censuses),
-        never_read_bytes=sum(census.never_read_bytes for census in censuses),
-        read_blocks=sum(census.read_blocks for census in censuses),
-        health=health,
-        policy=long_tier.tiers[0].evict_policy,
-        recover=long_tier.tiers[0].recover,
+        rejected=dict(rejected),
+        rejected_writes=rejected.total() + sum(ledger.rejected_writes for ledger in ledgers),
+        written_blocks=sum(ledger.census.written_blocks for ledger in ledgers),
+        written_bytes=sum(ledger.census.written_bytes for ledger in ledgers),
+        never_read_blocks=sum(ledger.census.never_read_blocks for ledger in ledgers),
+        never_read_bytes=sum(ledger.census.never_read_bytes for ledger in ledgers),
+        read_blocks=sum(ledger.census.read_blocks for ledger in ledgers),
+        health=[each.health for each in looks],
+        policy=cache.tiers[0].evict_policy,
+        recover=cache.tiers[0].recover,
     )
 
 
+async def _look(tier: LongTier) -> PathLook:
+    """Ask one path, and its disk. One look at a time: those that hang would take all readers."""
+    store, problem = None, tier.failure or ""
+    try:
+        store = await tier.on_index(tier.stats)
+        problem = problem or store.failed or ""
+        if tier.disk_look is None or tier.disk_look.done():
+            tier.disk_look = tier.on_reader(look_at_disk, tier.directory)
+        done, _ = await asyncio.wait([tier.disk_look], timeout=DISK_TIMEOUT_S)
+        disk = tier.disk_look.result() if done else Disk(max_bytes=tier.max_bytes)
+        if not done:
+            problem = problem or f"the disk did not answer within {DISK_TIMEOUT_S:g} s"
+    except (TablespaceError, OSError) as error:
+        problem, disk = problem or str(error), Disk()
+    health = PathHealth(str(tier.directory), "failed" if problem else "ok", problem)
+    return PathLook(store, disk, health)
+
+
+def total_usage(censuses: Iterable[Census]) -> dict[bytes, Usage]:
+    """Return what each prefix has in all regions together."""
+    total: dict[bytes, Usage] = {}
+    for census in censuses:
+        for prefix, each in census.usage().items():
+            sums = total.setdefault(prefix, Usage())
+            sums.entries += each.entries
+            sums.bytes += each.bytes
+            sums.value_bytes += each.value_bytes
+    return total
+
+
 def status_of_regions(
-    regions: Iterable[tuple[Path, StoreStats, Census]],
+    regions: Iterable[tuple[StoreStats, Census]],
     names: Mapping[bytes, str],
     quotas: Limits,
     disk: Disk,
@@ -146,14 +197,8 @@ def status_of_regions(
 ) -> Status:
     """Return the status of regions that no daemon serves."""
     regions = list(regions)
-    usage: dict[bytes, Usage] = {}
-    for _, _, census in regions:
-        for prefix, each in census.usage().items():
-            total = usage.setdefault(prefix, Usage())
-            total.entries += each.entries
-            total.bytes += each.bytes
-            total.value_bytes += each.value_bytes
-    stores = [store for _, store, _ in regions]
+    usage = total_usage(census for _, census in regions)
+    stores = [store for store, _ in regions]
     nothing = LatencyRing().summary()
     entries = sum(store.live for store in stores)
     used = sum(used_bytes(store) for store in stores)
@@ -170,11 +215,6 @@ def status_of_regions(
         quotas=quotas,
         health=health,
     )
-
-
-def _health(long_tier: LongTier, problem: str) -> PathHealth:
-    state = "failed" if problem else "ok"
-    return PathHealth(str(long_tier.directory), state, problem)
 
 
 def _status(
@@ -202,7 +242,8 @@ def _status(
     recover: str = "",
 ) -> Status:
     used = sum(used_bytes(store) for store in stores)
-    max_bytes = max(disk.max_bytes if disk is not None else 0, used)
+    disk = disk or Disk()
+    max_bytes = max(disk.max_bytes, used)
     fraction = used / max_bytes if max_bytes else 0.0
     by_name = named(usage, names)
     evicted = sum(store.evictions * store.slot_bytes for store in stores)
@@ -217,7 +258,7 @@ def _status(
         usage_fraction=round(fraction, 6),
         soft_pressure=fraction >= SOFT_PRESSURE,
         value_bytes=sum(each.value_bytes for each in usage.values()),
-        allocated_bytes=disk.allocated_bytes if disk is not None else 0,
+        allocated_bytes=disk.allocated_bytes,
         index_bound_bytes=sum(store.index_bound_bytes for store in stores),
         per_namespace_bytes={name: each.bytes for name, each in by_name.items()},
         per_namespace_value_bytes={name: each.value_bytes for name, each in by_name.items()},
@@ -230,8 +271,8 @@ def _status(
         rejected_writes=rejected_writes,
         rejected_by_namespace=rejected or {},
         dropped=dropped,
-        tmp_files=disk.tmp_files if disk is not None else 0,
-        tmp_files_bytes=disk.tmp_files_bytes if disk is not None else 0,
+        tmp_files=disk.tmp_files,
+        tmp_files_bytes=disk.tmp_files_bytes,
         written_blocks=written_blocks,
         written_bytes=written_bytes,
         written_never_read_blocks=never_read_blocks,

@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 
 import tablespace
-from kvd import quotas, region_purge, temp_guard
-from kvd.ages import Ages
+from kvd import quotas, temp_guard
 from kvd.census import Census
 from kvd.errors import ConfigError, KvdError
 from kvd.namespaces import Namespaces
 from kvd.path_region import REGION_DIRECTORY
-from kvd.purging import label_of, prefix_of
+from kvd.purging import label_of, prefix_of, swept_away
 from kvd.refusals import region_refusal
+from kvd.region_ledger import RegionLedger
 from kvd.region_purge import Freed, Selection
 from kvd.results import PathHealth, Purged, Status, TierPurged
-from kvd.status import Disk, status_of_regions
+from kvd.status import Disk, look_at_disk, status_of_regions
 from tablespace import Store, StoreStats, TablespaceError
 
 WRITER_OFFSET, WRITER_BYTES = 4096, 4096  # docs/format.md, region.json
@@ -36,10 +36,8 @@ class NoRegionError(KvdError):
 class Opened:
     """One region, open to be purged."""
 
-    region: Path
     store: Store
-    census: Census
-    ages: Ages
+    ledger: RegionLedger
 
 
 def names_of(directories: Sequence[Path]) -> dict[bytes, str]:
@@ -69,7 +67,7 @@ def status(directories: Sequence[Path]) -> Status:
         One cannot be read; names the path and the remedy.
     """
     check(directories)
-    found: list[tuple[Path, StoreStats, Census]] = []
+    found: list[tuple[StoreStats, Census]] = []
     health: list[PathHealth] = []
     for directory in directories:
         region = directory / REGION_DIRECTORY
@@ -77,12 +75,13 @@ def status(directories: Sequence[Path]) -> Status:
             with tablespace.open(os.fspath(region), read_only=True) as store:
                 census = Census()
                 census.count(store)
-                found.append((directory, store.stats(), census))
+                found.append((store.stats(), census))
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(directory, region, error) from error
         health.append(_health(directory, region))
     names = names_of(directories)
-    return status_of_regions(found, names, quotas.load(directories[0]), Disk(directories), health)
+    disk = sum((look_at_disk(directory) for directory in directories), Disk())
+    return status_of_regions(found, names, quotas.load(directories[0]), disk, health)
 
 
 def purge(
@@ -106,7 +105,7 @@ def purge(
     names = names_of(directories)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(_opened(directory)) for directory in directories]
-        present = frozenset(prefix for each in opened for prefix in each.census.usage())
+        present = frozenset(prefix for each in opened for prefix in each.ledger.census.usage())
         prefixes = None
         if label is not None:
             prefix = prefix_of(label, frozenset(names.values()), present)
@@ -115,16 +114,10 @@ def purge(
             prefixes = frozenset({prefix})
         freed = Freed()
         for each in opened:
-            freed += region_purge.purge(
-                each.store,
-                each.region,
-                each.census,
-                each.ages,
-                Selection(prefixes, older_than_s),
-                dry_run=dry_run,
-                zero=zero,
+            freed += each.ledger.purge(
+                each.store, Selection(prefixes, older_than_s), dry_run=dry_run, zero=zero
             )
-        left = {prefix for each in opened for prefix in each.census.usage()}
+        left = {prefix for each in opened for prefix in each.ledger.census.usage()}
     if not dry_run:
         _forget(directories, left)
     return Purged(
@@ -140,31 +133,22 @@ def purge_temporary(directories: Sequence[Path], *, dry_run: bool) -> Purged:
     """Remove what writers left behind."""
     check(directories)
     swept = [temp_guard.sweep(directory, dry_run=dry_run) for directory in directories]
-    return Purged(
-        TierPurged(),
-        TierPurged(),
-        [],
-        dry_run,
-        tmp_files=sum(each.files for each in swept),
-        tmp_files_bytes=sum(each.bytes for each in swept),
-        tmp_files_kept=sum(each.kept for each in swept),
-    )
+    return swept_away(swept, dry_run)
 
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[Opened]:
     region = directory / REGION_DIRECTORY
-    census = Census()
+    ledger = RegionLedger(directory, region)
     try:
         store = tablespace.open(
-            os.fspath(region), create=False, recover="salvage", eviction=census
+            os.fspath(region), create=False, recover="salvage", eviction=ledger.policy()
         )
     except (TablespaceError, ValueError, OSError) as error:
         raise region_refusal(directory, region, error) from error
     with store:
-        ages = Ages(directory)
-        ages.begin(census.measure(store))
-        yield Opened(region, store, census, ages)
+        ledger.opened(store)
+        yield Opened(store, ledger)
 
 
 def _forget(directories: Sequence[Path], left: set[bytes]) -> None:

@@ -14,6 +14,7 @@ from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
 from kvd.promotion import Promoter
+from kvd.quotas import Quotas
 from kvd.reservations import Reservations
 from kvd.session import Session
 from kvd.write_back import NOT_ADMITTED, WriteBack
@@ -59,6 +60,8 @@ class Storing:
         The cache's parts; the last three are None without a long tier.
     counters : CacheCounters
         Shared with the cache.
+    quotas : Quotas, optional
+        Of the long tier.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Storing:
         write_back: WriteBack | None,
         promoter: Promoter | None,
         counters: CacheCounters,
+        quotas: Quotas | None = None,
     ) -> None:
         self.reservations = Reservations(memory)
         self._memory = memory
@@ -77,6 +81,7 @@ class Storing:
         self._write_back = write_back
         self._promoter = promoter
         self._counters = counters
+        self._quotas = quotas
         self._slot_bytes = memory.arena.slot_bytes
         self._warned_too_large = False
 
@@ -107,20 +112,20 @@ class Storing:
             block = self._memory.find(namespace, key)
             if block is not None:
                 return self._refresh(session, block, keep)
-            if self._over_quota(namespace, key, keep):
+            if self._over_quota(namespace, key, size, keep):
                 return self.refuse_by_quota(namespace)
         return None
 
     def refuse_by_quota(self, namespace: Namespace) -> str:
         """Count a block that its namespace's quota has no room for."""
-        assert self._long is not None
-        self._long.quotas.rejected[namespace.name] += 1
+        assert self._quotas is not None
+        self._quotas.rejected[namespace.name] += 1
         return self.refuse(protocol.QUOTA)
 
-    def _over_quota(self, namespace: Namespace, key: bytes, keep: Keep) -> bool:
-        if self._long is None or keep.retention < Retention.SHORT:
+    def _over_quota(self, namespace: Namespace, key: bytes, size: int, keep: Keep) -> bool:
+        if self._quotas is None or keep.retention < Retention.SHORT:
             return False
-        return not self._long.has_room_for(namespace.prefix, key)
+        return not self._quotas.has_room(namespace, key, size)
 
     def reserve(
         self,
@@ -229,7 +234,7 @@ class Storing:
         if present is not None:
             self._memory.unreserve(slot)
             return self._refresh(session, present, keep)
-        if self._over_quota(namespace, key, keep):
+        if self._over_quota(namespace, key, length, keep):
             self._memory.unreserve(slot)
             return self.refuse_by_quota(namespace)
         if self._promoter is not None:
@@ -238,8 +243,8 @@ class Storing:
         self._memory.publish(block)
         self._memory.counters.bytes_in += length
         self._counters.stored += 1
-        if self._long is not None and keep.retention >= Retention.SHORT:
-            self._long.quotas.waits(block)
+        if self._quotas is not None and keep.retention >= Retention.SHORT:
+            self._quotas.waits(block)
         if self._write_back is not None:
             # A copy may be on disk from before, whatever becomes of this one.
             self._write_back.limits.set(block.disk_key, block.expires_ns)
@@ -250,10 +255,10 @@ class Storing:
 
     def _refresh(self, session: Session, block: Block, keep: Keep) -> str:
         if block.retention < Retention.SHORT <= keep.retention:
-            if self._over_quota(block.namespace, block.key, keep):
+            if self._over_quota(block.namespace, block.key, block.length, keep):
                 return self.refuse_by_quota(block.namespace)
-            if self._long is not None:
-                self._long.quotas.waits(block)
+            if self._quotas is not None:
+                self._quotas.waits(block)
         self._counters.refreshed += 1
         self._memory.touch(block)
         if self._write_back is not None and keep.retention >= Retention.SHORT:

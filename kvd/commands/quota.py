@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from kvd import protocol, quotas, stopped_region
 from kvd.commands import arguments, running
@@ -14,6 +15,11 @@ from tablespace import format_size, parse_size
 
 USAGE = "kvd quota (list | set NAME SIZE | remove NAME) [--socket PATH | --long-path DIR] [--json]"
 WORDS = {"list": 0, "set": 2, "remove": 1}
+ACTIONS: dict[str, Literal["list", "set", "remove"]] = {
+    "list": "list",
+    "set": "set",
+    "remove": "remove",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +47,7 @@ def _quota(argv: list[str]) -> int:
     if directories:
         limits = _of_file(directories, action, name, limit)
     else:
-        request = protocol.Quota(action=action, namespace=name, limit_bytes=limit)  # type: ignore[arg-type]
+        request = protocol.Quota(action=ACTIONS[action], namespace=name, limit_bytes=limit)
         limits = running.ask(options.socket, request, protocol.QuotasReply).quotas
     if options.json:
         running.show_json(limits)

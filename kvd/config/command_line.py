@@ -12,7 +12,12 @@ from kvd.config.values import Given
 from kvd.errors import ConfigError
 from kvd.version import __version__
 
-CONFIG_FLAG = "--config"
+# Flags that are no settings: they stand on the command line only.
+COMMAND_LINE_ONLY = {
+    "--config": "TOML file with the same names, such as max-bytes = '8G'; flags win",
+    "--check": "look whether the daemon would start here, and how well, and end",
+    "--json": "with --check: one JSON document on stdout",
+}
 Groups = Sequence[tuple[str, type]]
 
 
@@ -31,16 +36,15 @@ def build_parser(groups: Groups) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Serve a tiered KV cache to every engine on this host. No flag is required.",
-        epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, demo; "
-        "each has its own --help. "
-        "Sizes take K, M, G, T.",
+        epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, "
+        "demo; each has its own --help. Sizes take K, M, G, T.",
     )
     parser.add_argument("--version", action="version", version=f"kvd {__version__}")
-    parser.add_argument(
-        CONFIG_FLAG,
-        metavar="FILE",
-        help="TOML file with the same names, such as max-bytes = '8G'; flags win",
-    )
+    for name, help_text in COMMAND_LINE_ONLY.items():
+        if name == "--config":
+            parser.add_argument(name, metavar="FILE", help=help_text)
+        else:
+            parser.add_argument(name, action="store_true", help=help_text)
     for title, group in groups:
         flags = flags_of(group)
         if not flags:
@@ -72,17 +76,19 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
     """
     parser = build_parser(groups)
     flags = {name: flag for _, group in groups for name, flag in flags_of(group).items()}
-    known = [CONFIG_FLAG, *(flag.name for flag in flags.values())]
+    known = [*COMMAND_LINE_ONLY, *(flag.name for flag in flags.values())]
     found, rest = parser.parse_known_args(argv)
     for argument in rest:
         name = argument.partition("=")[0]
         if name.startswith("-"):
             raise ConfigError(f"unknown flag {name}; {nearest(name, known)}")
         raise ConfigError(f"unexpected argument {argument!r}; flags start with --")
+    if "json" in found and "check" not in found:
+        raise ConfigError("--json: goes with --check; --log-format json is for the log")
     line = CommandLine()
     for name, value in vars(found).items():
-        if name == "config":
-            line.file = value
+        if f"--{name}" in COMMAND_LINE_ONLY:
+            line.file = value if name == "config" else line.file
         elif flags[name].switch:
             line.given[name] = Given("true")
         else:

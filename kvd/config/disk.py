@@ -114,6 +114,13 @@ class Disk:
         help="several, best each on a disk of its own",
         many=True,
     )
+    long_backend: str = flag(
+        "--long-backend",
+        choice("tablespace"),
+        default="tablespace",
+        metavar="NAME",
+        help="what the long tier is: tablespace, a region on disk",
+    )
     long_bytes: int = flag(
         "--long-bytes",
         size,

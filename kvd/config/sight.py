@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from kvd.config.flag import choice, flag, switch
+from kvd.config.flag import choice, flag
 from kvd.config.values import Values
 
-TITLE = "logs, metrics and checks"
+TITLE = "logs and metrics"
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
 
@@ -53,10 +53,6 @@ class Sight:
         help="serve /metrics, /healthz, /readyz and a status page over HTTP there; a port alone "
         "is loopback (default: off)",
     )
-    check: bool = switch(
-        "--check", help="look whether the daemon would start here and well, and end"
-    )
-    json: bool = switch("--json", help="with --check: one JSON document on stdout")
 
 
 def settle(values: Values) -> list[str]:

@@ -56,6 +56,6 @@ class Values:
         """Return the error about one flag: its name, its text, where it stood, and why."""
         flag, asked = self._flags[field], self._given.get(field)
         text = asked.text if asked is not None else flag.default
-        named = f"{flag.name} {text}" if text else flag.name
+        named = f"{flag.name} {text}" if text and not flag.switch else flag.name
         where = f" ({asked.source})" if asked is not None and asked.source else ""
         return ConfigError(f"{named}{where}: {why}")

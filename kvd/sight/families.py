@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,7 +20,8 @@ from prometheus_client.registry import Collector
 
 from kvd import protocol
 from kvd.durations import BOUNDS_S, Histogram, RequestTimes
-from kvd.results import Stats
+from kvd.results import Stats, Status
+from kvd.sight.descriptions import describe
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MAX_NAMES = 100  # Of one metric's label: the largest; a name is a client's to choose.
@@ -30,9 +32,12 @@ COUNTERS = frozenset(
         *("sets_stored", "sets_refreshed", "refused", "hits", "misses", "evictions", "expired"),
         *("no_room", "corrupt", "dropped", "bytes_in", "bytes_out", "blocks_written"),
         *("bytes_written", "blocks_promoted", "bytes_read", "reads_failed", "promotions_no_room"),
-        *("reclaimed_bytes", "rejected_writes", "sets_refused"),
+        *("reclaimed_bytes", "rejected_writes", "sets_refused", "rejected", "dropped_by"),
+        *("admitted", "not_admitted", "scrubbed_values", "scrubbed_bytes", "scrub_damaged"),
+        *("failures", "reopened", "rejected_by_namespace"),
     }
 )
+SAID_BY_STATS = frozenset({"version", "pid", "uptime_s", "notes", "tiers", "choices"})
 # What a refused block may be told; a metric is there, and 0, before the first of them.
 REASONS = (
     protocol.NO_ROOM,
@@ -45,7 +50,9 @@ REASONS = (
 Labels = dict[str, str]
 
 
-def render(stats: Stats, times: RequestTimes, moves: Mapping[str, Histogram]) -> bytes:
+def render(
+    stats: Stats, status: Status, times: RequestTimes, moves: Mapping[str, Histogram]
+) -> bytes:
     """Return the text of /metrics.
 
     Parameters
@@ -55,7 +62,8 @@ def render(stats: Stats, times: RequestTimes, moves: Mapping[str, Histogram]) ->
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Once([*_of_stats(stats.to_dict()), *_of_times(times, moves)]))
+    families = [*stats_families(stats), *status_families(status), *time_families(times, moves)]
+    registry.register(_Once(families))
     return generate_latest(registry)
 
 
@@ -70,18 +78,38 @@ class _Once(Collector):
         yield from self._families
 
 
-def _of_stats(document: dict[str, Any]) -> list[Metric]:
+def stats_families(stats: Stats) -> list[Metric]:
+    """Return the metrics of a STATS: its numbers, however deep they lie.
+
+    What is in `memory` or `long` has the label `tier`, an element of a list of structs that have
+    a `path` the label `path`, a member of a mapping the label `name` (of refusals `reason`).
+    """
     families: dict[str, Metric] = {}
     words: Labels = {}
-    document["refused"] = dict.fromkeys(REASONS, 0) | document["refused"]
-    for name, value in document.items():
+    for name in stats.__struct_fields__:
+        value = getattr(stats, name)
         if name in TIERS:
-            for field, inner in value.items():
-                _add(families, words, f"tier_{field}", field, inner, {"tier": name})
+            _add_struct(families, words, "tier", value, {"tier": name})
         else:
             _add(families, words, name, name, value, {})
     about = InfoMetricFamily("kvd", "What was chosen at start.", value=words)
     return [about, *families.values()]
+
+
+def status_families(status: Status) -> list[Metric]:
+    """Return the metrics of a status: the budget, and what each namespace has of it."""
+    families: dict[str, Metric] = {}
+    for field in status.__struct_fields__:
+        if field not in SAID_BY_STATS:
+            _add(families, {}, f"status_{field}", field, getattr(status, field), {})
+    return list(families.values())
+
+
+def _add_struct(
+    families: dict[str, Metric], words: Labels, prefix: str, struct: Any, labels: Labels
+) -> None:
+    for field in struct.__struct_fields__:
+        _add(families, words, f"{prefix}_{field}", field, getattr(struct, field), labels)
 
 
 def _add(
@@ -89,34 +117,52 @@ def _add(
 ) -> None:
     """Add one value of STATS, or each inside it."""
     if isinstance(value, str):
-        words["_".join([*labels.values(), field])] = value
+        if "path" not in labels:
+            words["_".join([*labels.values(), field])] = value
     elif isinstance(value, bool | int | float):
-        _sample(families, name, field, float(value), labels)
+        _family(families, name, field, labels).add_metric(_in_order(labels), float(value))
+    elif isinstance(value, msgspec.Struct):
+        _add_struct(families, words, name, value, labels)
+    elif isinstance(value, list):
+        for each in value:
+            if isinstance(each, msgspec.Struct) and hasattr(each, "path"):
+                _add_struct(families, words, name, each, {**labels, "path": str(each.path)})
     elif isinstance(value, dict):
-        if field in ("write_back", "promotion"):
-            for inner, number in value.items():
-                _add(families, words, f"{name}_{inner}", inner, number, labels)
-            return
-        numbers = {key: each for key, each in value.items() if isinstance(each, int | float)}
-        largest = sorted(numbers, key=lambda key: -numbers[key])[:MAX_NAMES]
-        label = "reason" if field == "refused" else "name"
-        for key in largest:
-            _sample(families, name, field, float(numbers[key]), {**labels, label: key})
+        _add_mapping(families, name, field, value, labels)
 
 
-def _sample(
-    families: dict[str, Metric], name: str, field: str, value: float, labels: Labels
+def _add_mapping(
+    families: dict[str, Metric], name: str, field: str, value: dict[str, Any], labels: Labels
 ) -> None:
-    counts = field in COUNTERS or field.endswith("_total")
+    numbers = {key: each for key, each in value.items() if isinstance(each, int | float)}
+    label = "name"
+    if field in ("refused", "dropped_by"):
+        label = "reason"
+    if field == "refused":
+        numbers = dict.fromkeys(REASONS, 0) | numbers
+    elif len(numbers) < len(value):
+        return
+    # There, with its HELP, also while it has no member.
+    family = _family(families, name, field, {**labels, label: ""})
+    for key in sorted(numbers, key=lambda key: -numbers[key])[:MAX_NAMES]:
+        family.add_metric(_in_order({**labels, label: key}), float(numbers[key]))
+
+
+def _in_order(labels: Labels) -> list[str]:
+    return [labels[key] for key in sorted(labels)]
+
+
+def _family(families: dict[str, Metric], name: str, field: str, labels: Labels) -> Any:
     full = f"kvd_{name.removesuffix('_total')}"
-    family = families.get(full)
-    if family is None:
+    if full not in families:
+        counts = field in COUNTERS or field.endswith("_total")
         kind = CounterMetricFamily if counts else GaugeMetricFamily
-        family = families[full] = kind(full, f"{field} of STATS.", labels=sorted(labels))
-    family.add_metric([labels[key] for key in sorted(labels)], value)  # type: ignore[attr-defined]
+        families[full] = kind(full, describe(field), labels=sorted(labels))
+    return families[full]
 
 
-def _of_times(times: RequestTimes, moves: Mapping[str, Histogram]) -> Iterator[Metric]:
+def time_families(times: RequestTimes, moves: Mapping[str, Histogram]) -> Iterator[Metric]:
+    """Return the metrics of how long requests and moves took."""
     requests = HistogramMetricFamily(
         "kvd_request_seconds",
         "Time to answer a request; tier long: it waited for the long tier.",

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from kvd.durations import Histogram
-from kvd.results import Stats
+from kvd.results import Stats, Status
 from kvd.server import Server
 from kvd.sight.families import CONTENT_TYPE, render
 from kvd.sight.http import Answer, HttpThread
@@ -94,10 +94,11 @@ class Watch:
 
     # -- numbers ---------------------------------------------------------------------------------
 
-    async def _gather(self, server: Server) -> Stats:
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(server.stats(), self._loop)
-        )
+    async def _gather(self, server: Server) -> tuple[Stats, Status]:
+        async def both() -> tuple[Stats, Status]:
+            return await server.stats(), await server.status()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(both(), self._loop))
 
     async def _metrics(self) -> Answer:
         server = self._server
@@ -108,8 +109,8 @@ class Watch:
             "promotion": long_tier.promotion_latency.histogram if long_tier else Histogram(),
             "write_back": long_tier.write_latency.histogram if long_tier else Histogram(),
         }
-        stats = await self._gather(server)
-        return Answer(200, render(stats, server.times, moves), CONTENT_TYPE)
+        stats, status = await self._gather(server)
+        return Answer(200, render(stats, status, server.times, moves), CONTENT_TYPE)
 
     async def _status(self) -> Answer:
         document: dict[str, Any] = {
@@ -121,10 +122,15 @@ class Watch:
         }
         server = self._server
         if server is not None:
-            stats = await self._gather(server)
-            names = server.cache.namespaces.names()
+            stats, status = await self._gather(server)
+            on_disk = status.per_namespace_bytes
+            names = set(on_disk) | set(server.cache.namespaces.names())
+            largest = sorted(names, key=lambda name: (-on_disk.get(name, 0), name))
             document["stats"] = stats.to_dict()
-            document["namespaces"] = names[:MAX_NAMESPACES]
+            document["soft_pressure"] = status.soft_pressure
+            document["namespaces"] = [
+                [name, on_disk.get(name, 0)] for name in largest[:MAX_NAMESPACES]
+            ]
             document["history"] = [list(point) for point in self._points]
         return Answer(200, json.dumps(document).encode(), JSON)
 

@@ -94,7 +94,7 @@ MAPS = (
 
 def status(**changed):
     numbers = dict.fromkeys(COUNTS, 0)
-    maps = dict.fromkeys(MAPS, {})
+    maps = {name: {} for name in MAPS}
     base = {
         "state": "running",
         "version": "0",

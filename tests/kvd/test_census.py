@@ -5,6 +5,7 @@ import os
 import tablespace
 from kvd.ages import FILE_NAME, Ages
 from kvd.census import Census, Usage
+from kvd.expiry import boot_clock_ns
 
 SLOT = 4096
 PREFIX = b"p" * 16
@@ -151,3 +152,37 @@ def test_ages_that_cannot_be_read_count_from_now_on(tmp_path):
     ages.begin(7, now=1000.0)
     assert ages.older_than(0, now=1000.0) == 7
     assert ages.older_than(1, now=1000.0) == -1
+
+
+def test_a_shorter_time_to_live_changes_no_count(on_rig):
+    """Blocks are written anew then, past the write that announces their lengths."""
+
+    async def scenario(rig):
+        await rig.only_on_disk({b"k": b"v" * 100})
+        before = rig.long.ledger.census.usage()
+        limit = boot_clock_ns() + 3600 * 10**9
+        (key,) = rig.long.ledger.census.keys()
+        assert await rig.long.on_writer(rig.long.shorten, [(key, limit)]) == [True]
+        assert rig.long.ledger.census.usage() == before
+        (usage,) = before.values()
+        assert usage.value_bytes == 100
+
+    on_rig(scenario)
+
+
+def test_a_region_opened_again_is_counted_anew_and_the_sums_go_on(tmp_path):
+    """A path that failed comes back, perhaps without some of its entries."""
+    census = Census()
+    with open_region(tmp_path, census) as store:
+        put(store, census, {PREFIX + b"%d" % number: b"x" * 100 for number in range(5)})
+        census.read([PREFIX + b"0"])
+    with tablespace.open(os.fspath(tmp_path), create=False) as store:
+        store.delete(PREFIX + b"1")
+    census.begin()
+    with open_region(tmp_path, census) as store:
+        census.measure(store)
+        assert census.usage() == {PREFIX: Usage(4, 4 * SLOT, 400)}
+        census.read([PREFIX + b"0", PREFIX + b"2"])
+        assert census.written_bytes == 500
+        assert census.read_once_bytes == 200
+        assert census.never_read_bytes == 300

@@ -13,6 +13,7 @@ from kvd.config.flag import choice, count, flag, flags_of, fraction, switch
 from kvd.config.values import Given, Values
 from kvd.errors import ConfigError
 from kvd.logs import JsonFormatter
+from kvd.socket_path import client_socket
 
 
 @pytest.fixture
@@ -189,3 +190,41 @@ def test_a_daemon_takes_its_flags_from_a_file(write_file, tmp_path):
     assert done.returncode == 2
     assert "--socket" in done.stderr
     assert "kvd.toml" in done.stderr
+
+
+def test_an_unknown_backend_is_refused_naming_those_there_are():
+    """A renamed type made an engine's start abort with no word about the names there are."""
+    with pytest.raises(ConfigError, match="--long-backend fs_python: must be one of tablespace"):
+        parse(["--long-backend", "fs_python"], {})
+
+
+def test_without_sizes_both_tiers_are_bounded_and_the_help_says_by_what(tmp_path):
+    """A store without a cap filled the disk until the node evicted its pods."""
+    bounded = parse(["--long-path", str(tmp_path)], {})
+    assert 0 < bounded.max_bytes <= 8 << 30
+    assert bounded.long_bytes == 32 << 30
+    text = " ".join(config.parser().format_help().split())
+    assert "hard cap of the region (default: 32G)" in text
+    assert "Sizes take K, M, G, T" in text
+
+
+def test_the_port_is_the_loopbacks_unless_an_address_is_given():
+    for given, meant in {
+        "9464": ("127.0.0.1", 9464),
+        ":9464": ("127.0.0.1", 9464),
+        "localhost:1": ("127.0.0.1", 1),
+        "0.0.0.0:9464": ("0.0.0.0", 9464),
+        "[::1]:9464": ("::1", 9464),
+    }.items():
+        assert parse(["--metrics", given], {}).metrics == meant
+    for wrong in ("", "x", "9464x", "host.example:1", "127.0.0.1:70000", "127.0.0.1:"):
+        with pytest.raises(ConfigError, match="--metrics"):
+            parse(["--metrics", wrong], {})
+    assert parse([], {}).metrics is None
+
+
+def test_a_client_finds_the_socket_by_the_old_variable_too(monkeypatch):
+    monkeypatch.setenv("INFERA_KVD_SOCKET", "/run/old.sock")
+    assert client_socket(None) == "/run/old.sock"
+    monkeypatch.setenv("KVD_SOCKET", "/run/new.sock")
+    assert client_socket(None) == "/run/new.sock"

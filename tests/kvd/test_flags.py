@@ -169,6 +169,25 @@ class TestMachineMemory:
         assert free == 101_000
         assert str(leaf.parent) in bound
 
+    def test_a_high_mark_bounds_as_a_limit_does(self, tmp_path):
+        self._tree(tmp_path, "0::/\n")
+        root = tmp_path / "sys/fs/cgroup"
+        root.mkdir(parents=True)
+        (root / "memory.max").write_text("max\n")
+        (root / "memory.high").write_text("400000\n")
+        (root / "memory.current").write_text("100000\n")
+        assert machine_memory.free_bytes(tmp_path)[0] == 300_000
+
+    def test_a_version_one_path_of_another_namespace_leaves_the_root_to_count(self, tmp_path):
+        """In a container /proc names the host's path, and its own limit is at the mount's root."""
+        self._tree(tmp_path, "4:cpu,memory:/docker/abc\n")
+        root = tmp_path / "sys/fs/cgroup/memory"
+        root.mkdir(parents=True)
+        (root / "memory.limit_in_bytes").write_text("300000")
+        (root / "memory.usage_in_bytes").write_text("100000")
+        (root / "memory.stat").write_text("total_inactive_file 50000\n")
+        assert machine_memory.free_bytes(tmp_path)[0] == 250_000
+
     def test_version_one_hierarchies_are_read_too(self, tmp_path):
         self._tree(tmp_path, "4:memory:/job\n0::/\n")
         leaf = tmp_path / "sys/fs/cgroup/memory/job"

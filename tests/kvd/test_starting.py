@@ -16,6 +16,7 @@ import time
 import pytest
 
 from kvd.daemon import LoopComplaints
+from kvd.long_opening import opened
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.namespaces import FILE_NAME, MAX_NAMESPACES, Namespaces
@@ -215,3 +216,57 @@ def test_a_region_of_another_format_is_no_matter_of_flags(daemons):
     assert "format version 9" in done.stderr
     assert "use the kvd release that wrote it" in done.stderr
     assert "flags" not in done.stderr
+
+
+def test_a_long_opening_is_said_now_and_then(caplog):
+    """A start took minutes and said nothing meanwhile."""
+    caplog.set_level(logging.INFO)
+
+    async def scenario():
+        opening = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(opened(opening, "region", every_s=0.05))
+        await asyncio.sleep(0.2)
+        opening.set_result(None)
+        await waiting
+
+        failing = asyncio.get_running_loop().create_future()
+        failing.set_exception(ConfigError("no"))
+        with pytest.raises(ConfigError):
+            await opened(failing, "region")
+
+    asyncio.run(scenario())
+    assert caplog.text.count("still opening region") >= 2
+
+
+def test_the_banner_says_what_does_not_survive_and_what_was_chosen(daemons):
+    """Nobody had set what makes a cache survive a restart, and nothing said so."""
+    daemon = daemons("--long-backend", "tablespace", disk=False).start()
+    assert "disk     none; --long-path DIR adds a tier that survives restarts" in daemon.log
+    assert f"connect  export KVD_SOCKET={daemon.socket}" in daemon.log
+    assert "first hit" in daemon.log
+
+
+def test_a_memory_smaller_than_an_engines_cache_is_advised_against_once(daemons):
+    daemon = daemons(disk=False).start()
+    with daemon.client(engine="vllm", l1_bytes=1 << 30) as one:
+        assert one.stats().notes
+        with daemon.client(engine="vllm", l1_bytes=1 << 20) as two:
+            two.stats()
+            with daemon.client(engine="vllm", l1_bytes=4 << 30) as three:
+                notes = [note for note in three.stats().notes if "--max-bytes" in note]
+    assert len(notes) == 1
+    assert "8M" in notes[0]
+    assert "4G" in notes[0]
+    assert daemon.log.count("raise --max-bytes") == 2
+
+
+def test_nothing_is_warned_about_when_all_is_well(daemons):
+    """A peer warned at start of a setting that was lost when it was not."""
+    daemon = daemons(disk=False).start()
+    with daemon.client(engine="vllm", l1_bytes=1 << 20, block_bytes=65536) as client:
+        assert client.namespace("m").put(b"k", b"v")
+        notes = client.stats().notes
+    assert daemon.stop() == 0
+    assert "WARNING" not in daemon.log
+    assert "ERROR" not in daemon.log
+    assert [note for note in notes if "pinned" not in note] == []

@@ -4,8 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+
+import kvd.status
+from kvd.status import look_at_disk, status_of_daemon
 
 SLOT = 65536
 BUDGET = 16 << 20
@@ -258,3 +262,31 @@ def test_classify_says_what_a_path_is_on(tmp_path, command, document):
     status, out, _ = command("classify", tmp_path)
     assert status == 0 and str(tmp_path) in out
     assert command("classify")[0] == 2
+
+
+def test_a_disk_that_hangs_holds_up_no_status(on_rig, monkeypatch):
+    """And asking again takes no second thread from the reads."""
+    hang, calls = threading.Event(), []
+
+    def hanging(directory):
+        calls.append(directory)
+        assert hang.wait(20)
+        return look_at_disk(directory)
+
+    async def scenario(rig):
+        monkeypatch.setattr(kvd.status, "look_at_disk", hanging)
+        monkeypatch.setattr(kvd.status, "DISK_TIMEOUT_S", 0.05)
+        await rig.only_on_disk({b"k": b"v"})
+        for _ in range(5):
+            found = await status_of_daemon(rig.cache, pid=1, uptime_s=1.0, notes=[])
+            assert found.health[0].state == "failed"
+            assert "did not answer" in found.health[0].detail
+            assert found.used_bytes == 4096 and found.max_bytes == 1 << 20
+            assert await rig.get(b"k") == [b"v"]
+        assert len(calls) == 1
+        hang.set()
+        monkeypatch.setattr(kvd.status, "DISK_TIMEOUT_S", 20.0)
+        found = await status_of_daemon(rig.cache, pid=1, uptime_s=1.0, notes=[])
+        assert found.health[0].state == "ok" and found.allocated_bytes > 1 << 20
+
+    on_rig(scenario)

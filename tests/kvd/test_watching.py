@@ -99,6 +99,8 @@ def test_traffic_is_counted_per_tier_and_op(watched, make_blocks, wait_until):
     assert found["kvd_tier_bytes_written_total", (("tier", "long"),)] == 8 * 65536
     assert found["kvd_tier_dropped_total", (("tier", "long"),)] == 0
     assert found["kvd_move_seconds_count", (("op", "write_back"),)] >= 1
+    assert found["kvd_status_per_namespace_bytes", (("name", "m"),)] == 8 * 65536
+    assert found["kvd_status_usage_fraction", ()] == 8 * 65536 / (16 << 20)
     requests = {
         (dict(labels)["tier"], dict(labels)["op"]): value
         for (name, labels), value in found.items()
@@ -268,7 +270,7 @@ def test_the_status_document_has_what_the_page_shows(watched, wait_until):
         document = json.loads(body)
         assert document["state"] == "serving"
         assert document["ready"] is True
-        assert document["namespaces"] == ["<img src=x onerror=alert(1)>"]
+        assert document["namespaces"][0][0] == "<img src=x onerror=alert(1)>"
         assert document["stats"]["engines"] == 1
         page = ask(watched, "/")[2].decode()
         for tier, fields in {
@@ -356,3 +358,41 @@ class TestServiceManager:
         notifier.ready("x")
         notifier.stopping()
         assert caplog.text.count("NOTIFY_SOCKET") == 1
+
+
+def test_what_is_added_to_stats_is_exported_without_more_code():
+    """Lists of paths, mappings and nested structs, as numbers come to lie in STATS."""
+    import msgspec
+
+    from kvd.results import LongStats, Stats
+    from kvd.sight.exported import _zero
+    from kvd.sight.families import MAX_NAMES, stats_families
+
+    class Path(msgspec.Struct):
+        path: str
+        entries: int
+        state: str
+        lag: int | None = None
+
+    class More(LongStats, frozen=True):
+        paths: list[Path] = msgspec.field(default_factory=list)
+        dropped_by: dict[str, int] = msgspec.field(default_factory=dict)
+
+    paths = [Path("/a", 1, "up"), Path("/b", 2, "up", 3)]
+    dropped = {f"reason {number}": number for number in range(MAX_NAMES + 5)}
+    fields = {name: getattr(_zero(LongStats), name) for name in LongStats.__struct_fields__}
+    long = More(**{**fields, "paths": paths, "dropped_by": dropped})
+    families = {
+        family.name: family
+        for family in stats_families(msgspec.structs.replace(_zero(Stats), long=long))
+    }
+    entries = families["kvd_tier_paths_entries"]
+    assert [(sample.labels, sample.value) for sample in entries.samples] == [
+        ({"path": "/a", "tier": "long"}, 1),
+        ({"path": "/b", "tier": "long"}, 2),
+    ]
+    assert [sample.value for sample in families["kvd_tier_paths_lag"].samples] == [3]
+    by_reason = families["kvd_tier_dropped_by"]
+    assert by_reason.type == "counter"
+    assert len(by_reason.samples) == MAX_NAMES
+    assert min(sample.value for sample in by_reason.samples) == 5

@@ -1,8 +1,8 @@
 /* Copies of blocks, as fast from and to any address.
  *
- * memcpy of a long block is one `rep movsb`, which x86 processors run at a fifth of the speed where
- * the target lies a few bytes after the source within a page: a page-aligned slot copied into an
- * array of numpy, whose data begins 16 bytes into a page, say.  There, vectors in a loop.
+ * memcpy of a long block is one `rep movsb`, which x86 processors run at a fifth of the speed
+ * where the target lies a few bytes after the source within a page: a page-aligned slot copied
+ * into an array of numpy, whose data begins 16 bytes into a page, say.  There, a loop of vectors.
  */
 #ifndef TABLESPACE_BLOCK_COPY_H
 #define TABLESPACE_BLOCK_COPY_H
@@ -21,8 +21,10 @@ static inline void copy_lanes(unsigned char *to, const unsigned char *from, size
     size_t at = 0;
     for (; at + 64 <= length; at += 64) {
         /* All loads before the stores: no compiler makes a memcpy of that again. */
-        block_lane a = *(const block_lane *)(from + at), b = *(const block_lane *)(from + at + 16);
-        block_lane c = *(const block_lane *)(from + at + 32), d = *(const block_lane *)(from + at + 48);
+        block_lane a = *(const block_lane *)(from + at);
+        block_lane b = *(const block_lane *)(from + at + 16);
+        block_lane c = *(const block_lane *)(from + at + 32);
+        block_lane d = *(const block_lane *)(from + at + 48);
         *(block_lane *)(to + at) = a;
         *(block_lane *)(to + at + 16) = b;
         *(block_lane *)(to + at + 32) = c;

@@ -1,0 +1,288 @@
+"""`kvd --check`: what the daemon would meet if it started here now, each with its remedy.
+
+The checks try rather than ask, where trying leaves nothing behind: pages are really pinned, a
+small scratch region is really opened beside the real one, the socket's name is really bound.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tablespace
+from kvd.config import Config, parse
+from kvd.descriptors import BEST_DESCRIPTORS, MIN_DESCRIPTORS
+from kvd.errors import ConfigError, KvdError
+from kvd.listening import ListeningSocket
+from kvd.machine_memory import free_bytes
+from kvd.pages import Pages
+from kvd.server import MAX_SESSIONS
+from tablespace import TablespaceError, format_size
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+MAP_NORESERVE = 0x4000  # mmap(2): address space only, so that the trial takes no memory.
+PAGE_BYTES = 4096
+TABLE_ENTRY_BYTES = 8
+LARGE_TABLES_BYTES = 64 << 20  # For each process that maps the arena.
+SCRATCH_BYTES = 1 << 20
+INDEX_SHARE = 0.02  # Journal and snapshots beside the containers, generously.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: `level` is ok, warn (it starts, worse than it could) or fail (it would not)."""
+
+    name: str
+    level: str
+    found: str
+    remedy: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check, print, and return 1 when the daemon would not start."""
+    findings: list[Finding] = []
+    try:
+        config: Config | None = parse(arguments)
+        findings.append(Finding("flags", OK, "every flag has a possible value"))
+    except ConfigError as error:
+        config = None
+        text, _, remedy = str(error).rpartition("; ")
+        findings.append(Finding("flags", FAIL, text or str(error), remedy or "see kvd --help"))
+    findings.append(_memory(config))
+    findings.append(_descriptors())
+    if config is not None:
+        findings += examine(config)
+    starts = all(finding.level != FAIL for finding in findings)
+    if "--json" in arguments:
+        document = {"would_start": starts, "findings": [asdict(each) for each in findings]}
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write("\n".join(_lines(findings)) + "\n")
+        sys.stdout.write("it would start\n" if starts else "it would not start\n")
+    return 0 if starts else 1
+
+
+def examine(config: Config) -> list[Finding]:
+    """Return what is found out about a configuration, worst cases included."""
+    checks: list[Callable[[Config], Iterator[Finding]]] = [
+        _shared_memory,
+        _memlock,
+        _page_tables,
+        _socket,
+    ]
+    if config.long_path is None:
+        checks.append(_no_disk)
+    else:
+        checks += [_slot_sizes, _room, _storage, _transfers]
+    return [finding for check in checks for finding in check(config)]
+
+
+def start_warnings(config: Config) -> list[str]:
+    """Return the warnings that the start banner repeats: those nothing else would say."""
+    if config.long_path is None:
+        return []
+    found = [*_room(config), *_storage(config)]
+    return [
+        f"{finding.name}: {finding.found}; {finding.remedy}"
+        for finding in found
+        if finding.level != OK
+    ]
+
+
+def nearest_directory(path: Path) -> Path:
+    """Return the path itself, or the nearest directory above it that exists."""
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def _memory(config: Config | None) -> Finding:
+    free, bound = free_bytes()
+    has = f"{bound} has {format_size(free)} free"
+    if config is None:
+        return Finding("memory", OK, has)
+    return Finding("memory", OK, f"{format_size(config.max_bytes)} for the arena; {has}")
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    try:
+        os.close(os.memfd_create("kvd-check"))
+    except OSError as error:
+        yield Finding(
+            "shared memory", FAIL, f"memfd_create: {error.strerror}", "allow it (seccomp profile)"
+        )
+    else:
+        yield Finding("shared memory", OK, "memfd_create works; /dev/shm is not used")
+
+
+def _memlock(config: Config) -> Iterator[Finding]:
+    """Pin address space that has no pages: it counts against the limit, and takes nothing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "no limit" if soft == resource.RLIM_INFINITY else f"limit {format_size(soft)}"
+    try:
+        with mmap.mmap(
+            -1, config.max_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        ) as mapping:
+            pages = Pages(mapping)
+            try:
+                pages.pin()
+            finally:
+                pages.close()
+    except OSError as error:
+        yield Finding(
+            "memlock",
+            WARN,
+            f"{format_size(config.max_bytes)} can't be pinned: {error.strerror} ({limit}); "
+            "the kernel may swap blocks out",
+            f"LimitMEMLOCK=infinity, ulimit -l {config.max_bytes >> 10}, or CAP_IPC_LOCK",
+        )
+    else:
+        yield Finding("memlock", OK, f"{format_size(config.max_bytes)} can be pinned ({limit})")
+
+
+def _page_tables(config: Config) -> Iterator[Finding]:
+    cost = config.max_bytes // PAGE_BYTES * TABLE_ENTRY_BYTES
+    found = f"{format_size(cost)} in each process that maps the arena with pages of 4K"
+    if cost > LARGE_TABLES_BYTES:
+        yield Finding("page tables", WARN, found, "use huge pages, or lower --max-bytes")
+    else:
+        yield Finding("page tables", OK, found)
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+def _descriptors() -> Finding:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"this process may open {most} files"
+    if 0 <= most < MIN_DESCRIPTORS:
+        return Finding(
+            "descriptors", FAIL, found, f"raise the limit (ulimit -n {BEST_DESCRIPTORS})"
+        )
+    if 0 <= most < BEST_DESCRIPTORS:
+        remedy = f"for {MAX_SESSIONS} clients LimitNOFILE={BEST_DESCRIPTORS} or ulimit -n as much"
+        return Finding("descriptors", WARN, found, remedy)
+    return Finding("descriptors", OK, found)
+
+
+def _socket(config: Config) -> Iterator[Finding]:
+    try:
+        ListeningSocket(config.socket).close()
+    except KvdError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        yield Finding("socket", FAIL, found or str(error), remedy or "choose another --socket")
+    else:
+        yield Finding("socket", OK, f"{config.socket} can be bound")
+
+
+# -- the disk ----------------------------------------------------------------------------------
+
+
+def _no_disk(config: Config) -> Iterator[Finding]:
+    yield Finding("long tier", OK, "none asked for: what memory evicts is gone (--long-path DIR)")
+
+
+def _slot_sizes(config: Config) -> Iterator[Finding]:
+    assert config.long_path is not None
+    try:
+        with open(config.long_path / "region" / "region.json", "rb") as file:
+            sizes = json.loads(file.readline())["slot_bytes"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Finding("region", FAIL, f"region.json: {error}", "run `tablespace check` on it")
+        return
+    if config.slot_bytes not in sizes:
+        yield Finding(
+            "region",
+            FAIL,
+            f"was made with slots of {', '.join(map(format_size, sizes))}, not "
+            f"{format_size(config.slot_bytes)}",
+            "give that as --tablespace-slot-bytes, or another --long-path",
+        )
+    else:
+        yield Finding("region", OK, f"is there, with slots of {format_size(config.slot_bytes)}")
+
+
+def _room(config: Config) -> Iterator[Finding]:
+    """Compare the budget with what is free and what the region has already."""
+    assert config.long_path is not None
+    status = os.statvfs(nearest_directory(config.long_path))
+    free = status.f_bavail * status.f_frsize
+    containers = config.long_path / "region" / "containers"
+    has = sum(file.stat().st_blocks * 512 for file in containers.glob("*"))
+    needed = int(config.long_bytes * (1 + INDEX_SHARE)) - has
+    found = f"{format_size(config.long_bytes)} asked for, {format_size(free)} free"
+    if has:
+        found += f", the region has {format_size(has)}"
+    if needed > free:
+        most = (free + has) * 9 // 10
+        remedy = f"--long-bytes {most >> 20}M would fit; or free some, or use another disk"
+        yield Finding("disk space", WARN, f"{found}: the budget can't fit", remedy)
+    else:
+        yield Finding("disk space", OK, found)
+
+
+def _storage(config: Config) -> Iterator[Finding]:
+    assert config.long_path is not None
+    kind = tablespace.classify(config.long_path)
+    for warning in kind.warnings:
+        found, _, remedy = warning.partition(": ")
+        yield Finding("storage", WARN, found, remedy or found)
+    if not kind.warnings:
+        yield Finding("storage", OK, "; ".join(kind.reasons))
+
+
+def _transfers(config: Config) -> Iterator[Finding]:
+    """Open a region of a MiB beside the real one: O_DIRECT and io_uring as they will be."""
+    assert config.long_path is not None
+    try:
+        with (
+            tempfile.TemporaryDirectory(
+                prefix=".kvd-check-", dir=nearest_directory(config.long_path)
+            ) as directory,
+            tablespace.open(
+                os.path.join(directory, "region"),
+                max_bytes=max(SCRATCH_BYTES, config.slot_bytes),
+                slot_bytes=config.slot_bytes,
+                io_mode=config.io_mode,
+            ) as store,
+        ):
+            store.put(b"check", b"check")
+            stats = store.stats()
+    except (OSError, TablespaceError) as error:
+        remedy = "another --long-path, or --io-mode buffered"
+        yield Finding("transfers", FAIL, f"a region can't be made here: {error}", remedy)
+        return
+    reasons = {
+        word: next((each for each in stats.choices if each.startswith(word)), word)
+        for word in ("engine", "mode")
+    }
+    if stats.io_engine == "uring":
+        yield Finding("io_uring", OK, reasons["engine"])
+    else:
+        remedy = "allow io_uring_setup (seccomp profile, sysctl kernel.io_uring_disabled=0)"
+        yield Finding("io_uring", WARN, f"not used: {reasons['engine']}", remedy)
+    if stats.io_mode == "direct" or tablespace.classify(config.long_path).io_mode == "buffered":
+        yield Finding("O_DIRECT", OK, reasons["mode"])
+    else:
+        remedy = "nothing if buffered was asked for; else a file system with O_DIRECT (ext4, XFS)"
+        yield Finding("O_DIRECT", WARN, f"not used: {reasons['mode']}", remedy)
+
+
+def _lines(findings: list[Finding]) -> Iterator[str]:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        yield f"{finding.level.upper():<4}  {finding.name:<{width}}  {finding.found}"
+        if finding.remedy:
+            yield f"{'':<{width + 8}}-> {finding.remedy}"
