@@ -121,20 +121,22 @@ def test_what_exceeds_the_budget_waits_and_is_then_dropped_and_counted(on_rig):
     async def scenario(rig):
         rate = 40 * 4096
         began = time.monotonic()
-        slowest = 0.0
+        slowest, stored = 0.0, 0
         for number in range(600):
             one = time.monotonic()
-            # Never refused, never blocked: memory gives what waits for the budget away.
-            assert rig.put(b"%d" % number, bytes(4096)) == "stored"
+            # Never blocked: memory gives away what waits for the budget. Refused only while the
+            # disk is at a group that the budget allowed.
+            stored += rig.put(b"%d" % number, bytes(4096)) == "stored"
             slowest = max(slowest, time.monotonic() - one)
             await asyncio.sleep(0.001)
         took = time.monotonic() - began
         assert slowest < 0.2
         assert rig.long.bytes_put <= rate * (took + 1.0) + rate
-        assert rig.memory.counters.dropped > 300
+        assert stored > 500
+        assert rig.memory.counters.dropped > 250
         flushed = await rig.cache.flush(rig.session, 20)
         assert flushed.pending == 0
-        assert flushed.durable + flushed.dropped == 600
+        assert flushed.durable + flushed.dropped == stored
         assert flushed.durable == rig.long.blocks_written
         took = time.monotonic() - began
         assert rig.long.bytes_put <= rate * (took + 1.0) + rate
