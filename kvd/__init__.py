@@ -3,14 +3,18 @@
 `python -m kvd` serves; `kvd.Client` is how an engine talks to it.
 """
 
+from kvd.async_client import AsyncClient
 from kvd.client import Client
 from kvd.errors import UnavailableError
+from kvd.protocol import Event
 from kvd.results import Cleared, Flushed, Location, Stats
 from kvd.version import __version__
 
 __all__ = [
+    "AsyncClient",
     "Cleared",
     "Client",
+    "Event",
     "Flushed",
     "Location",
     "Stats",

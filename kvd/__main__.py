@@ -13,6 +13,7 @@ COMMANDS = {
     "purge": "kvd.commands.purge",
     "quota": "kvd.commands.quota",
     "replay": "kvd.replay",
+    "size": "kvd.policy.cli",
     "statctl": "kvd.statctl",
     "status": "kvd.commands.status",
     "top": "kvd.commands.top",

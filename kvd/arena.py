@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tablespace.shared import Lane, SlotIndex, store_u64
@@ -26,9 +27,11 @@ from kvd.arena_layout import (
     table_offset,
 )
 from kvd.errors import ConfigError
-from kvd.pages import Pages
+from kvd.pages import Pages, map_aligned
 from kvd.protocol import ArenaInfo, LaneInfo
 from kvd.shared_index import open_index
+
+logger = logging.getLogger(__name__)
 
 # One step of population. 16 MiB take about 10 ms; slots are handed out after each.
 POPULATE_BYTES = 16 << 20
@@ -56,6 +59,8 @@ class Arena:
         Size of the data memfd, rounded down to whole slots.
     slot_bytes : int
         A multiple of the page size.
+    hugepages : bool
+        Ask for huge pages; `huge_refusal` says why there are none.
 
     Attributes
     ----------
@@ -71,7 +76,7 @@ class Arena:
     filled by the disk threads, each only for slots it was given.
     """
 
-    def __init__(self, max_bytes: int, slot_bytes: int) -> None:
+    def __init__(self, max_bytes: int, slot_bytes: int, *, hugepages: bool = False) -> None:
         if slot_bytes % PAGE_BYTES:
             raise ConfigError(f"slots of {slot_bytes} bytes are not whole pages of {PAGE_BYTES}")
         slot_count = max_bytes // slot_bytes
@@ -83,6 +88,9 @@ class Arena:
         self.data_bytes = slot_count * slot_bytes
         self.uuid = uuid.uuid4()
         self.pin_refusal: str | None = None
+        self.huge_refusal: str | None = None
+        self.huge_bytes = 0
+        self._hugepages = hugepages
         self.populated_slots = 0
         self._stop = threading.Event()
         self._populator: threading.Thread | None = None
@@ -94,7 +102,11 @@ class Arena:
         self.data_fd = memfd("kvd-data", self.data_bytes)
         # Mapped before it is sealed: FUTURE_WRITE stops every later writable mapping, also ours.
         self._index = mmap.mmap(self.index_fd, index_bytes(slot_count))
-        self._data = mmap.mmap(self.data_fd, self.data_bytes)
+        self._data = (
+            map_aligned(self.data_fd, self.data_bytes)
+            if hugepages
+            else mmap.mmap(self.data_fd, self.data_bytes)
+        )
         HEADER.pack_into(
             self._index,
             0,
@@ -118,7 +130,7 @@ class Arena:
             # Memfds are born 0777: without this any user could reopen them through /proc.
             os.fchmod(fd, 0o400)
         self._pages = Pages(self._data)
-        self._view = memoryview(self._data)
+        self._view = memoryview(self._data).cast("B")
 
     def info(self, lane: LaneInfo | None = None) -> ArenaInfo:
         """Return the geometry that clients check against, with that of a session's lane."""
@@ -161,6 +173,16 @@ class Arena:
         except OSError as error:
             self.pin_refusal = f"{error.strerror} (raise the memlock limit: ulimit -l)"
 
+    def bind(self, nodes: Sequence[int] | None) -> None:
+        """Take memory from these NUMA nodes, or (None) from all in turn; before populating.
+
+        Raises
+        ------
+        OSError
+            When the kernel refuses.
+        """
+        self._pages.bind(nodes)
+
     def populate_in_background(
         self, deliver: Callable[[int, int], None], failed: Callable[[OSError], None]
     ) -> None:
@@ -191,8 +213,18 @@ class Arena:
             except OSError as error:
                 failed(error)
                 return
+            if self._hugepages and self.huge_refusal is None:
+                self._collapse(self.offset(first), count * self.slot_bytes)
             self.populated_slots += count
             deliver(first, count)
+
+    def _collapse(self, offset: int, size_bytes: int) -> None:
+        """Make huge pages of what was populated; the first refusal is the last attempt."""
+        try:
+            self.huge_bytes += self._pages.collapse(offset, size_bytes)
+        except OSError as error:
+            self.huge_refusal = f"{error.strerror}, after {self.huge_bytes >> 20}M"
+            logger.warning("no huge pages for the arena: %s", self.huge_refusal)
 
     def close(self) -> None:
         """Unmap and close. No disk thread may still use a view."""
@@ -207,7 +239,8 @@ class Arena:
         self._view.release()
         for mapping in (self._index, self._data):
             try:
-                mapping.close()
+                if isinstance(mapping, mmap.mmap):
+                    mapping.close()
             except BufferError:
                 # A read stuck in the kernel still holds a view; the process is ending anyway.
                 pass

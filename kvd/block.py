@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvd.namespaces import Namespace
+    from kvd.policy.queue import EvictionQueue
     from kvd.session import Session
 
 
@@ -38,7 +38,9 @@ class Block:
     admitted : bool
         False while it is not to be written: admission keeps it off the long tier, or its path
         is away. Nothing is owed for it then.
-    place : OrderedDict or None
+    identity, position, fill, rank, reuses, used_at
+        See `kvd.policy.ranked.Ranked`.
+    place : EvictionQueue or None
         The eviction list it stands in; None while it may not be evicted (queued for or in
         flight to the long tier).
     writing : bool
@@ -58,14 +60,20 @@ class Block:
         "checksum",
         "durable",
         "expires_ns",
+        "fill",
         "gone",
+        "identity",
         "key",
         "length",
         "namespace",
         "place",
+        "position",
+        "rank",
         "retention",
+        "reuses",
         "since_s",
         "slot",
+        "used_at",
         "version",
         "watched_ns",
         "watchers",
@@ -81,6 +89,7 @@ class Block:
         checksum: int,
         retention: Retention,
         expires_ns: int,
+        position: int = 0,
     ) -> None:
         self.namespace = namespace
         self.key = key
@@ -89,11 +98,17 @@ class Block:
         self.checksum = checksum
         self.retention = retention
         self.expires_ns = expires_ns
+        self.position = position
+        self.identity = hash((namespace.id, key))
+        self.fill = 1.0
+        self.rank = 0.0
+        self.reuses = 0
+        self.used_at = 0
         self.version = 0
         self.watched_ns = 0
         self.durable = False
         self.admitted = True
-        self.place: OrderedDict[Block, None] | None = None
+        self.place: EvictionQueue[Block] | None = None
         self.writing = False
         self.gone = False
         self.watchers: list[tuple[Session, int]] = []

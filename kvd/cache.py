@@ -14,11 +14,13 @@ from kvd import protocol
 from kvd.admission import SecondHit
 from kvd.block import Block
 from kvd.errors import ProtocolError
+from kvd.events import CLEARED, LONG, REMOVED, EventHub
 from kvd.frames import MAX_FRAME_BYTES
 from kvd.long_paths import LongPaths, Source
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
+from kvd.prefetching import Prefetcher
 from kvd.promotion import Loose, Promoter
 from kvd.quotas import Quotas
 from kvd.results import Cleared, Flushed, Location
@@ -26,7 +28,7 @@ from kvd.session import Session
 from kvd.storing import CacheCounters, Storing
 from kvd.write_back import WriteBack
 from kvd.write_budget import WriteBudget
-from tablespace import TablespaceError
+from tablespace import TablespaceError, checksum64
 
 # Slots kept within reach by writing short blocks ahead of their eviction.
 REACH_SHARE = 8
@@ -67,6 +69,8 @@ class Cache:
         self.namespaces = namespaces
         self.long = long_paths
         self.counters = CacheCounters()
+        self.events = EventHub(memory)
+        self._prefetcher: Prefetcher | None = None
         self.tiers = long_paths.tiers if long_paths is not None else []
         self.quotas = Quotas([tier.ledger for tier in self.tiers]) if self.tiers else None
         self.write_back: WriteBack | None = None
@@ -84,6 +88,8 @@ class Cache:
                 flush_interval_s=flush_interval_s,
             )
             self._promoter = Promoter(memory, long_paths)
+            self._prefetcher = Prefetcher(self._promoter)
+            self.write_back.on_durable = self.events.durable
             memory.may_drop_dirty = self.write_back.stalled
             memory.on_reserve = self._write_short_ahead
         self._reach_slots = min(MAX_REACH_SLOTS, max(1, memory.arena.slot_count // REACH_SHARE))
@@ -139,6 +145,7 @@ class Cache:
             return hits, missing
         if inline:
             self._copy_values(namespace, keys, hits)
+            self.counters.inline += found
         return hits, []
 
     async def fetch(
@@ -163,8 +170,11 @@ class Cache:
                     "long", len(block.value), block.checksum, -1, -1, 0, block.value
                 )
             else:
+                # Its rank is fresh: publishing was this use.
                 hits[position] = self._hit(block, "long")
-                self.memory.touch(block)
+                if self.write_back is not None and not block.durable:
+                    # Stored meanwhile, not read: the disk has not seen this use.
+                    self.write_back.touch(block.disk_key)
         if found:
             self.namespaces.keep(namespace)
             if not self.counters.hits:
@@ -174,6 +184,7 @@ class Cache:
         self.counters.hits += found
         if inline:
             self._copy_values(namespace, keys, hits)
+        self.counters.inline += sum(hit is not None and hit.data is not None for hit in hits)
         return hits
 
     def _hit(self, block: Block, tier: str) -> protocol.Hit:
@@ -206,6 +217,47 @@ class Cache:
             with arena.view(block.slot, block.length) as view:
                 found.data = bytes(view)
             hits[position] = found
+
+    def drop_damaged(self, name: str, keys: list[bytes]) -> None:
+        """Throw away blocks whose bytes in memory are not what was committed.
+
+        A good copy on the long tier is then found by the lookup that follows.
+        """
+        namespace = self.namespaces.look(name)
+        for key in dict.fromkeys(keys):
+            block = self.memory.find(namespace, key)
+            if block is None:
+                continue
+            with self.memory.arena.view(block.slot, block.length) as view:
+                if checksum64(view) == block.checksum:
+                    continue
+            self.memory.counters.corrupt += 1
+            self.memory.remove(block)
+            block.resolve(None if block.durable else False)
+            logger.error(
+                "a block of %r changed in memory after its COMMIT and was thrown away: some "
+                "client writes where it must not",
+                name,
+            )
+
+    def prefetch(self, name: str, keys: list[bytes], deadline_s: float) -> int:
+        """Have the long tier's blocks brought into memory; return how many are to be read.
+
+        Those already there are used, as far as eviction is concerned.
+        """
+        namespace = self.namespaces.look(name)
+        absent: list[bytes] = []
+        for key in dict.fromkeys(keys):
+            block = self.memory.find(namespace, key)
+            if block is None:
+                absent.append(key)
+            else:
+                self.memory.touch(block)
+                if self.write_back is not None:
+                    self.write_back.touch(block.disk_key)
+        if self._prefetcher is None:
+            return 0
+        return self._prefetcher.offer(namespace, absent, deadline_s)
 
     async def on_disk(self, namespace: Namespace, keys: list[bytes]) -> list[Source | None]:
         """Return what on the long tier has each key and may be believed to have it."""
@@ -279,6 +331,8 @@ class Cache:
                 on_disk = await self.long.delete(disk_keys)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
+        gone = [key for key, there in zip(keys, on_disk, strict=True) if there]
+        self.events.tell(REMOVED, LONG, name, gone)
         return sum(here or there for here, there in zip(removed, on_disk, strict=True))
 
     async def clear(self, name: str) -> Cleared:
@@ -300,6 +354,7 @@ class Cache:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         finally:
             namespace.clearing -= 1
+        self.events.tell(CLEARED, LONG, name)
         if not self.memory.blocks_of(namespace):
             self.namespaces.forget(namespace)
         return Cleared(len(blocks) + on_disk.entries, size_bytes + on_disk.bytes)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from kvd import protocol
+from kvd import forks, protocol
+from kvd.client_session import ClientSession, InUse, Writer, reserved_slots
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.namespace_handle import NamespaceHandle
@@ -19,12 +20,13 @@ from kvd.protocol import Message
 from kvd.putting import UNAVAILABLE
 from kvd.results import Flushed, Stats
 from kvd.socket_path import client_socket
+from kvd.subscribing import Subscription
 from kvd.values import checked_seconds
 
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
 FLUSH_GRACE_S = 2.0  # The daemon answers at the flush's own timeout; this is for the way back.
-MAX_RELEASED = 64
+GIVE_BACK_S = 0.5  # A daemon this slow to take slots back is told by hanging up.
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
@@ -68,13 +70,15 @@ class Client:
         self._l1_bytes = l1_bytes
         self._engine = engine
         self._map_arena = map_arena
-        self._released: list[int] = []
         self._durable_before = 0
         self._dropped_before = 0
         self._warned: set[str] = set()
-        self._pid = os.getpid()
+        self._forks = forks.count
         self._lock = threading.Lock()
+        self._count_lock = threading.Lock()  # Never held while anything waits.
+        self._session: ClientSession | None = None
         self._connection: Connection | None = None
+        self._last_failure = ""
         self._next_attempt = 0.0
         self._backoff_s = FIRST_BACKOFF_S
 
@@ -111,21 +115,21 @@ class Client:
         """
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + checked_seconds("timeout_s", wait_s, protocol.MAX_TTL_S)
-        connection = self.connection()
+        session = self.session()
         while True:
             # The daemon keeps a FLUSH for a bounded time only; for more it is asked again.
             part_s = min(protocol.MAX_FLUSH_S, max(0.0, deadline - time.monotonic()))
             answer = self.ask(
                 protocol.Flush(timeout_s=part_s),
                 protocol.FlushedReply,
-                connection=connection,
+                connection=self.connection_of(session),
                 timeout_s=part_s + FLUSH_GRACE_S,
             ).flushed
             if not answer.pending or time.monotonic() >= deadline:
                 break
         with self._lock:
-            connection.confirmed_durable = answer.durable
-            connection.confirmed_dropped = answer.dropped
+            session.confirmed_durable = answer.durable
+            session.confirmed_dropped = answer.dropped
             return Flushed(
                 self._durable_before + answer.durable,
                 self._dropped_before + answer.dropped,
@@ -140,6 +144,21 @@ class Client:
         """Return the names the daemon knows; UnavailableError when none answers."""
         return self.ask(protocol.NamespacesRequest(), protocol.NamespacesReply).names
 
+    def subscribe(self, namespaces: Sequence[str] | None = None) -> Subscription:
+        """Have the daemon tell which blocks come and go, by a connection of its own.
+
+        Parameters
+        ----------
+        namespaces : sequence of str or None
+            Which to hear of; None: all.
+
+        Raises
+        ------
+        UnavailableError
+            When no daemon answers.
+        """
+        return Subscription(self, namespaces)
+
     def close(self) -> None:
         """End the session. A later call opens a new one.
 
@@ -148,20 +167,28 @@ class Client:
         self._check_fork()
         with self._lock:
             connection, self._connection = self._connection, None
-            if connection is None:
+            session = self._session
+            if session is None:
                 return
-            connection.closing = True
+            if connection is None:
+                session.detach()
+                return
+            session.closing = True
             # BYE promises that nobody uses this session's slots any more: with a copy or a lease
-            # under way we only hang up, and the daemon keeps those slots out of use.
-            promise = connection.alive and self._is_idle(connection)
+            # under way we only hang up. The next call goes on with the session and gives back
+            # the rest.
+            promise = connection.alive and session.is_idle()
         if promise:
             try:
                 connection.call(protocol.Bye(), time.monotonic() + min(1.0, self.timeout_s))
             except (UnavailableError, ProtocolError):
-                pass
+                promise = False
         connection.close()
         with self._lock:
-            self._account(connection)
+            if promise and self._session is session:
+                self._forget_session()
+            elif session.connection is connection:
+                session.detach()
 
     # -- for the handles -----------------------------------------------------------------------
 
@@ -173,30 +200,59 @@ class Client:
         UnavailableError
             When there is no daemon, or it was tried too short a time ago.
         """
-        self._check_fork()
         connection = self._connection
-        if connection is not None and connection.alive:
+        if connection is not None and connection.broken is None and self._forks == forks.count:
             return connection
+        self._check_fork()
         with self._lock:
             connection = self._connection
             if connection is not None:
                 if connection.alive:
                     return connection
                 self._connection = None
-                self._account(connection)
+                if self._session is not None and self._session.connection is connection:
+                    self._session.detach()
             now = time.monotonic()
             if now < self._next_attempt:
-                raise UnavailableError(f"no kvd daemon on {self.socket}")
+                raise UnavailableError(f"no kvd daemon on {self.socket}: {self._last_failure}")
             try:
                 connection = Connection(self.socket, self._hello(), now + self.timeout_s)
-            except UnavailableError:
+                self._go_on(connection, now + self.timeout_s)
+            except UnavailableError as error:
+                self._last_failure = str(error.__cause__ or error)
                 self._next_attempt = time.monotonic() + self._backoff_s
                 self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
                 raise
             self._backoff_s = FIRST_BACKOFF_S
-            self._released.clear()
             self._connection = connection
-            return connection
+            reason = connection.inline_because
+        if reason is not None and reason not in self._warned:
+            self._warned.add(reason)
+            logger.warning("values go through the socket, which is slower: %s", reason)
+        return connection
+
+    def session(self) -> ClientSession:
+        """Return the open session, opening one if need be; UnavailableError as `connection`."""
+        self.connection()
+        with self._lock:
+            if self._session is None:
+                raise UnavailableError("the client was closed meanwhile")
+            return self._session
+
+    def connection_of(self, session: ClientSession) -> Connection:
+        """Return a connection that carries a session, resuming it if need be.
+
+        Raises
+        ------
+        UnavailableError
+            When there is no daemon, or it does not know the session any more.
+        """
+        if session.closing:
+            raise UnavailableError("the client is being closed")
+        connection = self.connection()
+        if connection.limits.session != session.id:
+            raise UnavailableError("the daemon that knew this session has left")
+        return connection
 
     def connection_to_look_up(self) -> Connection:
         """Return `connection()`, unless its daemon hangs: then a lookup is a miss at once."""
@@ -235,8 +291,8 @@ class Client:
         return reply
 
     def refuse(self, reasons: Sequence[str]) -> None:
-        """Count blocks that were not stored; each reason is logged once."""
-        with self._lock:
+        """Count blocks that were not stored; each reason is logged once. Waits for nothing."""
+        with self._count_lock:
             self.refusals.update(reasons)
             fresh = set(reasons) - self._warned
             self._warned |= fresh
@@ -248,41 +304,112 @@ class Client:
                 hint = f": {self._no_daemon()}"
             logger.warning("a block was not stored: %s%s (said once, then counted)", reason, hint)
 
-    def begin_write(self, connection: Connection, writer: object) -> None:
-        """Note that `writer` copies into slots that the connection's session reserves.
+    def begin_write(self, session: ClientSession, writer: Writer) -> None:
+        """Note that `writer` will copy into slots of the session.
 
         Raises
         ------
         UnavailableError
-            When the connection is being closed: nothing may begin after its BYE.
+            When the session is being closed: nothing may begin after its BYE.
         """
         with self._lock:
-            if connection.closing:
+            if session.closing:
                 raise UnavailableError("the client is being closed")
-            connection.writers.add(writer)
+            session.writers.add(writer)
+            session.let_go()
+        if session.has_strays:
+            self._give_back(session)
 
-    def end_write(self, connection: Connection, writer: object, accepted_long: int) -> None:
-        """Note that the copying ended, and how many long blocks the daemon took."""
+    def hold(
+        self,
+        session: ClientSession,
+        connection: Connection,
+        writer: Writer,
+        grants: Sequence[protocol.Grant],
+    ) -> None:
+        """Note which slots a writer was granted by a connection; only then may it write.
+
+        Raises
+        ------
+        UnavailableError
+            When that connection is not the session's any more: the next one gave them back.
+        """
         with self._lock:
-            connection.writers.discard(writer)
-            connection.accepted_long += accepted_long
-            if connection is not self._connection:
+            if session.connection is not connection:
+                raise UnavailableError("the connection broke, and with it what it granted")
+            writer.held += [grant for grant in grants if grant.status == protocol.RESERVED]
+
+    def end_write(
+        self,
+        session: ClientSession,
+        writer: Writer,
+        accepted_long: int,
+        in_use: Sequence[tuple[InUse, protocol.Grant]] = (),
+    ) -> None:
+        """Note that the copying ended, and how many long blocks the daemon took.
+
+        What the writer still holds is given back: at once, or by whoever reconnects. Slots
+        `in_use`, of which somebody still has a view, are once that is gone.
+        """
+        with self._lock:
+            session.writers.discard(writer)
+            session.end_writer(writer, in_use)
+            session.accepted_long += accepted_long
+            if session is not self._session:
                 # Accounted for already, as gone: what came in after that is lost too.
                 self._dropped_before += accepted_long
-                self._release_if_idle(connection)
+        if session.has_strays:
+            self._give_back(session)
 
     def lease_ended(self, connection: Connection) -> None:
         """Note that a lease by a connection that is gone came to its end."""
         with self._lock:
-            if connection is not self._connection:
-                self._release_if_idle(connection)
+            session = self._session
+            if session is None or connection is session.connection:
+                return
+            session.end_idle_lanes()
+        if session.has_strays:
+            self._give_back(session)
+
+    def _give_back(self, session: ClientSession) -> None:
+        """Tell the daemon which slots and lanes nobody here uses any more."""
+        with self._lock:
+            connection = session.connection
+            if connection is None or not connection.alive:
+                return  # Whoever reconnects gives back whatever nobody uses.
+            strays, session.strays = session.strays, []
+            lanes, session.idle_lanes = session.idle_lanes, []
+        requests: list[Message] = []
+        if strays:
+            requests.append(protocol.Cancel(slots=reserved_slots(strays)))
+        if lanes:
+            requests.append(protocol.Release(lanes=lanes))
+        try:
+            for request in requests:
+                connection.call(request, time.monotonic() + GIVE_BACK_S)
+        except (UnavailableError, ProtocolError) as error:
+            with self._lock:
+                session.idle_lanes += lanes
+            connection.close(f"slots could not be given back: {error}")
+        except BaseException:
+            session.idle_lanes += lanes
+            connection.close("slots could not be given back")
+            raise
 
     # -- inside --------------------------------------------------------------------------------
 
     def _no_daemon(self) -> str:
         return (
-            f"no kvd daemon answers on {self.socket}; start one there (python -m kvd --socket "
-            f"{self.socket}), or name its socket by KVD_SOCKET"
+            f"no kvd daemon answers on {self.socket} ({self._last_failure or 'it left'}); start "
+            f"one there (python -m kvd --socket {self.socket}), or name its socket by KVD_SOCKET"
+        )
+
+    def subscriber_hello(self) -> protocol.Hello:
+        """Return how a subscription's connection opens its session."""
+        return protocol.Hello(
+            versions=list(protocol.VERSIONS),
+            client=f"kvd python, process {os.getpid()}, events",
+            map=False,
         )
 
     def _hello(self) -> protocol.Hello:
@@ -293,39 +420,47 @@ class Client:
             block_bytes=self._block_bytes,
             l1_bytes=self._l1_bytes,
             map=self._map_arena,
-            released=list(self._released),
+            resume=self._session.id if self._session is not None else None,
         )
 
-    def _account(self, connection: Connection) -> None:
-        """Keep a gone connection's sums: what it did not confirm counts as dropped."""
-        confirmed = connection.confirmed_durable + connection.confirmed_dropped
-        self._durable_before += connection.confirmed_durable
-        self._dropped_before += connection.confirmed_dropped
-        self._dropped_before += max(0, connection.accepted_long - confirmed)
-        self._release_if_idle(connection)
-
-    def _is_idle(self, connection: Connection) -> bool:
-        """Return whether nobody uses that session's slots, from now on."""
-        return not connection.writers and (
-            connection.local is None or connection.local.end_leasing()
-        )
-
-    def _release_if_idle(self, connection: Connection) -> None:
-        """Let the next HELLO say that nobody uses that session's slots any more, if so."""
-        if connection.released or not self._is_idle(connection):
+    def _go_on(self, connection: Connection, deadline: float) -> None:
+        """Go on with the session by a new connection, or with a new one. The lock is held."""
+        session = self._session
+        if session is None or session.id != connection.limits.session:
+            self._forget_session()
+            self._session = ClientSession(connection)
             return
-        connection.released = True
-        if len(self._released) < MAX_RELEASED:
-            self._released.append(connection.limits.session)
+        session.go_on(connection)
+        # What the broken connection granted without our hearing of it goes back here.
+        try:
+            connection.call(
+                protocol.Release(keep=session.kept_slots(), lanes=session.idle_lanes), deadline
+            )
+        except ProtocolError as error:
+            connection.close(str(error))
+            raise UnavailableError(f"the daemon refused: {error}") from error
+        except BaseException:
+            connection.close("the session could not be resumed")
+            raise
+        session.idle_lanes = []
+
+    def _forget_session(self) -> None:
+        """Keep an ended session's sums: what it did not confirm counts as dropped."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._durable_before += session.confirmed_durable
+            self._dropped_before += session.confirmed_dropped + session.unconfirmed
 
     def _check_fork(self) -> None:
         """Start anew in a forked child: its parent's threads may have left the lock held."""
-        if os.getpid() == self._pid:
+        if self._forks == forks.count:
             return
         inherited, self._connection = self._connection, None
+        self._session = None
         self._lock = threading.Lock()
+        self._count_lock = threading.Lock()
         self._next_attempt = 0.0
         self._backoff_s = FIRST_BACKOFF_S
-        self._pid = os.getpid()
+        self._forks = forks.count
         if inherited is not None:
             inherited.abandon()

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 
-from kvd import protocol
+from kvd import codec, protocol
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
 from kvd.local_index import LocalIndex
@@ -69,12 +69,11 @@ class Connection:
     Attributes
     ----------
     mapping, local : ArenaMapping and LocalIndex, or None
-        The arena, and lookups in it, where it was mapped.
-    released : bool
-        The next HELLO says that nobody uses this session's slots; guarded as `writers`.
-    writers : set
-        Who copies into slots that this session reserved. The client's lock guards it and
-        `closing`: once that is set nobody is added.
+        The arena, and lookups in it; None where it was not asked for, or could not be had.
+    inline_because : str or None
+        Why it could not be had.
+    broken : str or None
+        Why it is of no use any more.
 
     Notes
     -----
@@ -83,19 +82,13 @@ class Connection:
 
     def __init__(self, path: str, hello: protocol.Hello, deadline: float) -> None:
         self.mapping: ArenaMapping | None = None
+        self.inline_because: str | None = None
         self.local: LocalIndex | None = None
-        self.released = False
-        self._pid = os.getpid()
-        self.accepted_long = 0
-        self.confirmed_durable = 0
-        self.confirmed_dropped = 0
-        self.writers: set[object] = set()
-        self.closing = False
+        self.broken: str | None = None
         self._ids = itertools.count(1)
         self._send_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._waiting: dict[int, _Waiter] = {}
-        self._broken: str | None = None
         self._received_at = 0.0
         self._frames = FrameReader()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -117,12 +110,7 @@ class Connection:
     @property
     def alive(self) -> bool:
         """Return whether nothing broke yet."""
-        return self._broken is None
-
-    @property
-    def is_own_process(self) -> bool:
-        """Return whether this is the process that opened it, and no forked child."""
-        return os.getpid() == self._pid
+        return self.broken is None
 
     @property
     def is_stuck(self) -> bool:
@@ -134,7 +122,7 @@ class Connection:
 
     def is_there(self) -> bool:
         """Return whether the daemon still holds its end: a system call, for lookups."""
-        return not self.is_stuck and self._notice_end() and self._broken is None
+        return not self.is_stuck and self._notice_end() and self.broken is None
 
     def _notice_end(self) -> bool:
         """Break the connection if the other end is closed; return whether it is not."""
@@ -160,7 +148,7 @@ class Connection:
         """
         request_id = next(self._ids)
         request.id = request_id
-        frame = protocol.encode(request)
+        frame = codec.encode(request)
         waiter = _Waiter()
         started = time.monotonic()
         try:
@@ -186,8 +174,8 @@ class Connection:
 
     def close(self, reason: str = "closed") -> None:
         """Break the connection: whoever waits is told."""
-        if self._broken is None:
-            self._broken = reason
+        if self.broken is None:
+            self.broken = reason
         if self.local is not None:
             self.local.stop()
         self._wake_all()
@@ -196,7 +184,7 @@ class Connection:
 
     def abandon(self) -> None:
         """Close this process's copy after a fork; the parent's session goes on."""
-        self._broken = "forked"
+        self.broken = "forked"
         if self.local is not None:
             self.local.stop()
         self._close_descriptors()
@@ -222,7 +210,7 @@ class Connection:
             raise
         finally:
             self._send_lock.release()
-            if self._broken is not None:
+            if self.broken is not None:
                 self._let_go()
 
     def _await(self, waiter: _Waiter, deadline: float) -> Message:
@@ -237,7 +225,7 @@ class Connection:
                     self._read_lock.release()
                     # One of the others reads on; each looks by itself whether that is it.
                     self._wake_all()
-                    if self._broken is not None:
+                    if self.broken is not None:
                         self._let_go()
             else:
                 waiter.wait(min(LOOK_UP_S, _left(deadline)))
@@ -252,11 +240,7 @@ class Connection:
                 raise ConnectionResetError("end of stream")
             self._received_at = time.monotonic()
             for body in self._frames.feed(data):
-                message = protocol.decode_reply(body)
-                waiter = self._waiting.get(message.id)
-                if waiter is not None:
-                    waiter.reply = message
-                    waiter.wake()
+                self._deliver(codec.decode_reply(body))
         except TimeoutError:
             raise
         except (OSError, ProtocolError) as error:
@@ -267,13 +251,19 @@ class Connection:
             self.close("receiving was interrupted")
             raise
 
+    def _deliver(self, message: Message) -> None:
+        waiter = self._waiting.get(message.id)
+        if waiter is not None:
+            waiter.reply = message
+            waiter.wake()
+
     def _wake_all(self) -> None:
         for waiter in list(self._waiting.values()):
             waiter.wake()
 
     def _require_alive(self) -> None:
-        if self._broken is not None:
-            raise UnavailableError(f"the connection is gone: {self._broken}")
+        if self.broken is not None:
+            raise UnavailableError(f"the connection is gone: {self.broken}")
 
     def _shut_down(self) -> None:
         try:
@@ -307,8 +297,11 @@ class Connection:
 
     def _open(self, hello: protocol.Hello, deadline: float) -> protocol.HelloAck:
         self._socket.settimeout(_left(deadline))
-        self._socket.sendall(protocol.encode(hello))
-        reply = protocol.decode_reply(self._read_frame(deadline))
+        try:
+            self._socket.sendall(codec.encode(hello))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # Refused already: why is there to be read.
+        reply = codec.decode_reply(self._read_frame(deadline))
         if isinstance(reply, protocol.Error):
             raise ProtocolError(reply.code, reply.message)
         if not isinstance(reply, protocol.HelloAck):
@@ -325,15 +318,20 @@ class Connection:
         )
         try:
             body = self._read_frame(deadline, start)
-            message = protocol.decode_reply(body)
-            if not isinstance(message, protocol.Arena) or message.fds != protocol.ARENA_FDS:
+            message = codec.decode_reply(body)
+            if not isinstance(message, protocol.Arena):
                 raise ProtocolError("malformed", "HELLO_ACK was not followed by the arena")
-            if len(fds) != len(message.fds):
-                raise ProtocolError(
-                    "bad_arena", f"{len(fds)} descriptors came, not {len(message.fds)}"
-                )
-            self.mapping = ArenaMapping(info, *fds)
-            self.local = LocalIndex(self.mapping, self.is_there)
+            if message.fds != protocol.ARENA_FDS or len(fds) != len(message.fds):
+                # A sandbox, or another container: values then go through the socket.
+                self.inline_because = f"{len(fds)} descriptors came, not the arena's"
+                return
+            try:
+                self.mapping = ArenaMapping(info, *fds)
+            except OSError as error:
+                self.inline_because = f"the arena cannot be mapped: {error}"
+                return
+            lane_id = info.lane.id if info.lane is not None else 0
+            self.local = LocalIndex(self.mapping, lane_id)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -19,7 +19,7 @@ from kvd import quota_requests, quotas
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
-from kvd.descriptors import raise_limit
+from kvd.descriptors import connections_allowed, raise_limit
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.long_opening import lines, make_admission, make_paths, open_paths
@@ -27,10 +27,12 @@ from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
+from kvd.policy.live import Sampled
 from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.scrub import Scrubber
 from kvd.server import TICK_S, Connection, Server
+from kvd.sessions import MAX_SESSIONS
 from kvd.sight.watch import Watch
 from kvd.version import __version__
 from kvd.write_budget import WriteBudget
@@ -54,7 +56,7 @@ def serve(config: Config) -> int:
     raise_limit()
     stop = StopSignals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until there are quotas to load anew.
-    with contextlib.closing(ListeningSocket(config.socket)) as listening:
+    with contextlib.closing(ListeningSocket(config.socket, config.access)) as listening:
         status = asyncio.run(_run(config, listening, stop))
     _leave_stuck_threads(status)
     stop.ignore()
@@ -151,11 +153,26 @@ async def _serve(
     loop = asyncio.get_running_loop()
     slot_bytes = max(config.slot_bytes, paths.slot_bytes if paths is not None else 0)
     try:
-        arena = Arena(config.max_bytes, slot_bytes)
+        arena = Arena(config.max_bytes, slot_bytes, hugepages=config.hugepages)
     except OSError as error:
         raise memory_refusal(config.max_bytes, error) from error
-    arena.pin()
-    memory = MemoryTier(arena, writes_back=paths is not None)
+    if config.numa is not None:
+        try:
+            arena.bind(config.numa or None)
+        except OSError as error:
+            raise ConfigError(
+                f"--numa {','.join(map(str, config.numa)) or 'interleave'}: {error.strerror}; "
+                "name nodes that `numactl --hardware` lists with memory, or leave it out"
+            ) from error
+    if config.no_pin:
+        arena.pin_refusal = "--no-pin"
+    else:
+        arena.pin()
+    memory = MemoryTier(
+        arena,
+        writes_back=paths is not None,
+        rule=Sampled(config.evict_policy, arena.slot_count),
+    )
     cache = Cache(
         memory,
         Namespaces(config.paths),
@@ -172,7 +189,12 @@ async def _serve(
         cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
-    server = Server(arena, cache, notes)
+    max_connections = connections_allowed(config)
+    if max_connections < MAX_SESSIONS:
+        notes.append(
+            f"at most {max_connections} connections, by the limit of open files (ulimit -n)"
+        )
+    server = Server(arena, cache, notes, config.access, max_connections)
 
     first_slots: asyncio.Future[None] = loop.create_future()
 
@@ -197,6 +219,8 @@ async def _serve(
     )
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
+    if arena.huge_refusal is not None:
+        server.notes.append(f"no huge pages: {arena.huge_refusal}")
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
     notifier = Notifier()
     background = [loop.create_task(_tick(server, notifier))]
@@ -222,6 +246,7 @@ async def _serve(
     for task in background:
         task.cancel()
     if paths is None or all(tier.failure is None for tier in paths.tiers):
+        server.lanes.close()
         arena.close()
     logger.info("stopped")
     return 0

@@ -22,18 +22,23 @@ Handler = Callable[["Server", "Session", Any], Answer]
 
 
 def _get(server: Server, session: Session, request: protocol.Get) -> Answer:
-    return _look_up(server, request.id, request.namespace, [request.key], request.inline)
+    keys = [request.key]
+    return _look_up(server, request.id, request.namespace, keys, request.inline, request.verify)
 
 
 def _batch_get(server: Server, session: Session, request: protocol.BatchGet) -> Answer:
-    return _look_up(server, request.id, request.namespace, request.keys, request.inline)
+    return _look_up(
+        server, request.id, request.namespace, request.keys, request.inline, request.verify
+    )
 
 
 def _look_up(
-    server: Server, request_id: int, name: str, keys: list[bytes], inline: bool
+    server: Server, request_id: int, name: str, keys: list[bytes], inline: bool, verify: bool
 ) -> Answer:
     if inline and len(set(keys)) < len(keys):
         raise ProtocolError("bad_request", "a key is named twice; ask inline for each once")
+    if verify:
+        server.cache.drop_damaged(name, keys)
     hits, missing = server.cache.get(name, keys, inline)
     if not missing:
         return protocol.Found(id=request_id, hits=hits, space=_space(server, name))
@@ -86,6 +91,20 @@ def _cancel(server: Server, session: Session, request: protocol.Cancel) -> Answe
     return protocol.Counted(id=request.id, count=count)
 
 
+def _release(server: Server, session: Session, request: protocol.Release) -> Answer:
+    count = 0
+    if request.session is not None and request.session != session.id:
+        if request.keep or request.lanes:
+            raise ProtocolError("bad_request", "only the own session can be released in part")
+        count = server.sessions.release(request.session, session.process.pid)
+    else:
+        server.lanes.release(session, request.lanes)
+        if request.keep is not None:
+            kept = {(item.slot, item.reservation) for item in request.keep}
+            count = server.cache.storing.reservations.keep_only(session, kept)
+    return protocol.Counted(id=request.id, count=count)
+
+
 def _exists(server: Server, session: Session, request: protocol.Exists) -> Answer:
     name, keys = request.namespace, request.keys
     present = server.cache.in_memory(name, keys)
@@ -121,6 +140,11 @@ def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefi
 
 def _leading(present: list[bool]) -> int:
     return present.index(False) if False in present else len(present)
+
+
+def _prefetch(server: Server, session: Session, request: protocol.Prefetch) -> Answer:
+    count = server.cache.prefetch(request.namespace, request.keys, request.deadline_s)
+    return protocol.Counted(id=request.id, count=count)
 
 
 def _touch(server: Server, session: Session, request: protocol.Touch) -> Answer:
@@ -172,9 +196,11 @@ HANDLERS: dict[type[Message], Handler] = {
     protocol.Reserve: _reserve,
     protocol.Commit: _commit,
     protocol.Cancel: _cancel,
+    protocol.Release: _release,
     protocol.Exists: _exists,
     protocol.Locate: _locate,
     protocol.MatchPrefix: _match_prefix,
+    protocol.Prefetch: _prefetch,
     protocol.Touch: _touch,
     protocol.Delete: _delete,
     protocol.Clear: _clear,

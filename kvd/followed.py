@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import tablespace
+from kvd.back_off import BackOff
 from kvd.expiry import boot_clock_ns, from_metadata
 from kvd.hidden_keys import HiddenKeys
 from kvd.long_values import ReadValue, read_into
-from kvd.path_health import PathHealth
 from kvd.path_region import REGION_DIRECTORY
 from kvd.read_progress import ReadProgress
 from tablespace import ClosedError, TablespaceError
@@ -52,7 +52,7 @@ class Followed:
 
     def __init__(self, directory: Path, io_mode: str, threads: int) -> None:
         self.directory = directory
-        self.health = PathHealth()
+        self.health = BackOff()
         self.progress = ReadProgress(threads)
         self.looks = ReadProgress(1)
         self.hidden = HiddenKeys()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import mmap
 import os
-from collections import Counter
+from collections.abc import Iterable
 
 from tablespace.shared import Lane, drain_lanes
 
@@ -14,17 +15,19 @@ from kvd.arena import memfd
 from kvd.arena_layout import DATA_SEALS, LANE_TOUCHES, lane_bytes, lane_leases
 from kvd.cache import Cache
 from kvd.errors import ProtocolError
+from kvd.process import Process
 from kvd.protocol import LaneInfo
+from kvd.session import Session
 
-# Lanes of closed sessions that one process may leave behind: 64 KiB each. A client that works
-# names such sessions in its next HELLO, or its process ends.
+MAX_LANES = 16  # Of one session: a client that works gives those of old connections back.
+# Lanes that one process may leave behind with sessions that nobody resumes: 64 KiB each.
 MAX_ORPHANS = 64
 
 logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """Every lane, by session. Event loop only.
+    """Every lane. Event loop only.
 
     Parameters
     ----------
@@ -33,38 +36,39 @@ class Lanes:
 
     Notes
     -----
-    A lane lives until its session says BYE or is named in a HELLO's `released`, or its process
-    ends: a closed socket is not a dead process, and what reads under a lease reads on.
+    A session has a lane for each connection that mapped the arena. It lives until the client
+    says (RELEASE) that it holds no lease there, the session ends, or its process does: a closed
+    socket is not a dead process, and what reads under a lease reads on.
     """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._memory = cache.memory
         self._arena = cache.memory.arena
-        self._lanes: dict[int, tuple[Lane, int]] = {}
-        self._orphans: dict[int, int] = {}
-        self._orphaned: Counter[int] = Counter()
+        self._lanes: dict[int, Lane] = {}
+        self._ids = itertools.count(1)
         self._any_hit = False
         cache.memory.before_evict = self.fold_touches
 
-    def open(self, session_id: int, pid: int) -> tuple[LaneInfo, int]:
-        """Make a session's lane; return what HELLO_ACK says of it and its memfd to pass on.
+    def open(self, session: Session) -> tuple[LaneInfo, int]:
+        """Make a lane for a session's connection; return what HELLO_ACK says of it, and its memfd.
 
-        The caller closes the memfd.
+        The caller passes the memfd on and closes it.
 
         Raises
         ------
         ProtocolError
             `limit`, when the process left too many lanes behind, or there is no room.
         """
-        if self._orphaned[pid] >= MAX_ORPHANS:
+        if len(session.lanes) >= MAX_LANES or len(session.process.orphan_lanes) >= MAX_ORPHANS:
             raise ProtocolError(
                 "limit",
-                f"process {pid} closed {MAX_ORPHANS} sessions without ending their leases; "
-                "name them in HELLO's `released`",
+                f"process {session.process.pid} left {MAX_LANES} lanes of a session behind, or "
+                f"{MAX_ORPHANS} in all; end its leases, and name their lanes in RELEASE",
             )
         leases = lane_leases(self._arena.slot_count)
-        info = LaneInfo(lane_bytes(leases, LANE_TOUCHES), leases, LANE_TOUCHES)
+        identity = next(self._ids)
+        info = LaneInfo(identity, lane_bytes(leases, LANE_TOUCHES), leases, LANE_TOUCHES)
         try:
             fd = memfd("kvd-lane", info.bytes)
         except OSError as error:
@@ -79,49 +83,38 @@ class Lanes:
             os.close(fd)
             raise ProtocolError("limit", f"no lane can be made: {error}") from error
         self._arena.lanes.append(lane)
-        self._lanes[session_id] = (lane, pid)
+        self._lanes[identity] = lane
+        session.lanes.append(identity)
         return info, fd
 
-    def end(self, session_id: int, *, done: bool) -> bool:
-        """Note that a session closed; True when its lane stays.
+    def release(self, session: Session, lanes: Iterable[int]) -> int:
+        """Close lanes of a session in which no lease is held; return how many it had."""
+        count = 0
+        for identity in set(lanes).intersection(session.lanes):
+            session.lanes.remove(identity)
+            self._close(identity)
+            count += 1
+        return count
 
-        `done` says that the client promised to hold no lease (BYE, or `released` before).
-        """
-        if session_id not in self._lanes:
-            return False
-        if done:
-            self._close(session_id)
-            return False
-        pid = self._lanes[session_id][1]
-        self._orphans[session_id] = pid
-        self._orphaned[pid] += 1
-        return True
+    def end(self, session: Session) -> None:
+        """Close all lanes of a session: it promised to hold no lease, or its process is gone."""
+        self.release(session, list(session.lanes))
 
-    def release(self, session_id: int, pid: int | None = None) -> None:
-        """Close a closed session's lane: its process is gone or said that it holds no lease.
+    def orphan(self, session: Session) -> None:
+        """Keep a session's lanes until its process ends; nobody resumes it."""
+        session.process.orphan_lanes += session.lanes
+        session.lanes.clear()
 
-        With `pid` only if the session was that process's: one client cannot end another's.
-        """
-        owner = self._orphans.get(session_id)
-        if owner is None or (pid is not None and pid != owner):
-            return
-        del self._orphans[session_id]
-        self._orphaned[owner] -= 1
-        if not self._orphaned[owner]:
-            del self._orphaned[owner]
-        self._close(session_id)
-
-    def leased_slots(self) -> int:
-        """Return how many slots are under some lease now."""
-        leased: set[int] = set()
-        for lane, _ in self._lanes.values():
-            leased |= lane.leases(self._arena.slot_count)
-        return len(leased)
+    def free_orphans(self, process: Process) -> None:
+        """Close the lanes that a process which ended left behind."""
+        lanes, process.orphan_lanes = process.orphan_lanes, []
+        for identity in lanes:
+            self._close(identity)
 
     def fold(self) -> None:
         """Take in what the clients did since: counters and touches."""
         self.fold_touches()
-        for lane, _ in self._lanes.values():
+        for lane in self._lanes.values():
             self._count(lane)
 
     def fold_touches(self) -> None:
@@ -139,6 +132,14 @@ class Lanes:
                 logger.info("first hit: a block of %r served from memory", name)
             self._any_hit = True
 
+    def close(self) -> None:
+        """Take in what there is and let all lanes go: the daemon ends."""
+        self.fold()
+        for lane in self._lanes.values():
+            self._arena.lanes.remove(lane)
+            lane.close()
+        self._lanes.clear()
+
     def _count(self, lane: Lane) -> None:
         hits, size_bytes = lane.take_counts()
         counters = self._cache.counters
@@ -147,8 +148,8 @@ class Lanes:
         self._memory.counters.hits += hits
         self._memory.counters.bytes_out += size_bytes
 
-    def _close(self, session_id: int) -> None:
-        lane, _ = self._lanes.pop(session_id)
+    def _close(self, identity: int) -> None:
+        lane = self._lanes.pop(identity)
         self.fold_touches()
         self._count(lane)
         self._arena.lanes.remove(lane)

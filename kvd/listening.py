@@ -7,22 +7,14 @@ import glob
 import os
 import socket
 import stat
-import struct
 
 from kvd.errors import ConfigError, RefusedError
+from kvd.peers import Access, peer_credentials
 from kvd.refusals import socket_refusal
 
 MAX_SOCKET_PATH_BYTES = 107  # unix(7): sun_path, less its NUL.
 BACKLOG = 128
 PROBE_TIMEOUT_S = 1.0
-CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid.
-
-
-def peer_credentials(connected: socket.socket) -> tuple[int, int, int]:
-    """Return (pid, uid, gid) of the process at the other end; see SO_PEERCRED in unix(7)."""
-    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, uid, gid = CREDENTIALS.unpack(raw)
-    return pid, uid, gid
 
 
 class ListeningSocket:
@@ -32,6 +24,8 @@ class ListeningSocket:
     ----------
     path : str
         Where clients will find it.
+    access : Access
+        Who may connect: decides on the socket's mode and group.
 
     Raises
     ------
@@ -41,8 +35,9 @@ class ListeningSocket:
         When the path cannot be used.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, access: Access | None = None) -> None:
         self.path = path
+        self._access = access if access is not None else Access()
         self._temporary = f"{path}.{os.getpid()}"
         self._announced = False
         if len(os.fsencode(self._temporary)) > MAX_SOCKET_PATH_BYTES:
@@ -148,11 +143,13 @@ class ListeningSocket:
         except FileNotFoundError:
             pass
         # The mode is set by umask at bind(2): a chmod after it would leave a moment between.
-        previous = os.umask(0o177)
+        previous = os.umask(0o777 & ~self._access.socket_mode)
         try:
             listening.bind(self._temporary)
         finally:
             os.umask(previous)
+        if self._access.socket_gid is not None:
+            os.chown(self._temporary, -1, self._access.socket_gid)
         listening.listen(BACKLOG)
         listening.setblocking(False)
         return listening

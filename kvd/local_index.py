@@ -23,50 +23,53 @@ class LocalIndex:
     ----------
     mapping : ArenaMapping
         Where to look.
-    daemon_is_there : callable
-        Asked now and then, by a system call: whether the connection still stands. A lookup
-        that finds it does not is a miss.
+
+    lane_id : int
+        What the daemon calls its lane; 0 without one.
 
     Notes
     -----
     Safe from any thread.
     """
 
-    def __init__(self, mapping: ArenaMapping, daemon_is_there: Callable[[], bool]) -> None:
+    def __init__(self, mapping: ArenaMapping, lane_id: int = 0) -> None:
         self.mapping = mapping
+        self.lane_id = lane_id
         self._reader = mapping.reader
-        self._daemon_is_there = daemon_is_there
-        self._spaces: dict[str, int] = {}
+        self._spaces: dict[str, tuple[ArenaReader, int]] = {}
 
     def note(self, request: Message, reply: Message) -> None:
         """Learn a namespace's id from a reply. Another than before is right from now on."""
         if not isinstance(reply, AboutNamespace) or not reply.space:
             return
-        name = getattr(request, "namespace", None)
-        if name is not None and self._spaces.get(name) != reply.space:
+        name = getattr(request, "namespace", "")
+        known = self._spaces.get(name)
+        if name and (known is None or known[1] != reply.space):
             if len(self._spaces) >= MAX_SPACES:
                 self._spaces.clear()
-            self._spaces[name] = reply.space
+            self._spaces[name] = (self._reader, reply.space)
 
-    def look(self, name: str) -> tuple[ArenaReader, int] | None:
-        """Return a reader and the namespace's id in it; None when the daemon must be asked."""
-        space = self._spaces.get(name)
-        if space is None:
-            return None
-        reader = self._reader
-        if not reader.is_current():
-            if not self._daemon_is_there():
-                return None
-            reader.checked()
-            if not reader.is_current():
-                return None
-        return reader, space
+    def look(
+        self, name: str, daemon_is_there: Callable[[], bool]
+    ) -> tuple[ArenaReader, int] | None:
+        """Return a reader and the namespace's id in it; None when the daemon must be asked.
 
-    @property
-    def holds_leases(self) -> bool:
-        """Return whether any lease is held."""
-        lane = self._reader.lane
-        return lane is not None and lane.held > 0
+        Parameters
+        ----------
+        name : str
+            The namespace.
+        daemon_is_there : callable
+            Whether the connection still stands, by a system call: asked every `CHECK_S`. A
+            lookup that finds it does not is a miss.
+        """
+        found = self._spaces.get(name)
+        if found is None or self._reader.is_current():
+            return found
+        if daemon_is_there():
+            self._reader.checked()
+            if self._reader.is_current():
+                return found
+        return None
 
     def end_leasing(self) -> bool:
         """Refuse further leases if none is held now; return whether that is so."""

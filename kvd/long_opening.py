@@ -8,19 +8,20 @@ import time
 from pathlib import Path
 
 from kvd.admission import SecondHit
-from kvd.config.disk import Disk
+from kvd.config import Config
 from kvd.errors import KvdError, RefusedError
 from kvd.followed import Followed
 from kvd.free_space import BelowFloorError
 from kvd.long_paths import LongPaths
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters, RegionOptions
+from kvd.region_eviction import EvictionFlags
 from tablespace import FormatVersionError, GeometryError, format_size
 
 logger = logging.getLogger(__name__)
 
 
-def make_paths(flags: Disk) -> LongPaths | None:
+def make_paths(flags: Config) -> LongPaths | None:
     """Return the long tier that the flags ask for, nothing of it open yet; None for none."""
     if not flags.paths:
         return None
@@ -31,10 +32,19 @@ def make_paths(flags: Disk) -> LongPaths | None:
         free_floor_bytes=flags.free_floor,
     )
     counters = LongCounters()
+    evict = EvictionFlags(flags.evict_policy, flags.watermark, flags.evict_ratio)
     # With "auto" a region keeps the sizes it has; a new one begins with the default.
     sizes = None if flags.slots.auto else flags.slots.sizes
     tiers = [
-        LongTier(path, flags.path_bytes, sizes, flags.io_mode, options=options, counters=counters)
+        LongTier(
+            path,
+            flags.path_bytes,
+            sizes,
+            flags.io_mode,
+            options=options,
+            counters=counters,
+            evict=evict,
+        )
         for path in flags.paths
     ]
     followed = [Followed(path, flags.io_mode, flags.long_workers) for path in flags.follow or ()]
@@ -106,9 +116,14 @@ async def open_paths(paths: LongPaths) -> list[str]:
 
 
 def _room(paths: LongPaths) -> list[str]:
-    """Return warnings where a budget does not fit its file system above the floor."""
+    """Return warnings where a budget does not fit its file system above the floor.
+
+    Without a floor `kvd.preflight` has said it.
+    """
     notes = []
     for tier in paths.tiers:
+        if not tier.options.free_floor_bytes:
+            continue
         try:
             missing = tier.free_space.missing_for(tier.max_bytes - tier.allocated_bytes())
         except OSError:
@@ -123,7 +138,7 @@ def _room(paths: LongPaths) -> list[str]:
     return notes
 
 
-def make_admission(flags: Disk) -> SecondHit | None:
+def make_admission(flags: Config) -> SecondHit | None:
     """Return what the flags ask for: as many keys known as the long tier has slots, twice."""
     if flags.admission == "all":
         return None

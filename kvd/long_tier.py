@@ -55,6 +55,8 @@ class LongTier(PathRegion):
         The rest.
     counters : LongCounters, optional
         Shared with the other paths.
+    evict : EvictionFlags, optional
+        Which entries leave, and when.
 
     Attributes
     ----------
@@ -118,6 +120,7 @@ class LongTier(PathRegion):
                     group.append((position, view))
                 else:
                     outcomes[position] = Outcome.DROPPED
+        self.eviction.expect(items[position] for position, _ in group)
         written = self.ledger.put(
             store,
             [(items[position].key, view, items[position].metadata) for position, view in group],
@@ -134,6 +137,7 @@ class LongTier(PathRegion):
                 self.bytes_put += len(item.view)
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
+        self.make_room()
         return outcomes
 
     def _holds(self, item: WriteItem) -> bool:

@@ -40,6 +40,7 @@ class WriteItem:
     view: memoryview
     checksum: int
     metadata: bytes | None
+    position: int = 0
 
 
 @dataclass(frozen=True)

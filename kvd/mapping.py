@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -137,6 +138,14 @@ class ArenaMapping:
         """Copy a value into a reserved slot."""
         self._check(grant.slot, grant.offset, value.nbytes)
         copy_in(self._data, grant.offset, value)
+
+    def slot_view(self, grant: Grant, length: int) -> memoryview:
+        """Return the start of a reserved slot, writable.
+
+        Its `obj` lives as long as anything made of the view: an array, a slice, a tensor.
+        """
+        self._check(grant.slot, grant.offset, length)
+        return memoryview((ctypes.c_char * length).from_buffer(self._data, grant.offset)).cast("B")
 
     def _check(self, slot: int, offset: int, length: int) -> None:
         """Refuse what would lie outside the slot named, whoever named it."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +10,9 @@ from kvd.arena import Arena
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
+from kvd.policy.queue import EvictionQueue
+from kvd.policy.ranked import Rule
+from kvd.policy.rules import DEFAULT_POLICY, make_rule
 
 MIN_STALE_LOOKS = 1024
 LEASED_LOOK = 64  # Candidates for eviction asked of the lanes at a time, once one was leased.
@@ -41,12 +42,16 @@ class MemoryTier:
         Gives slots and holds their records.
     writes_back : bool
         Whether there is a long tier; without one every block counts as clean.
+    rule : Rule, optional
+        Ranks the blocks of a class; by default a fresh one of `value`.
 
     Attributes
     ----------
     may_drop_dirty : callable
         Asked before an unwritten block is evicted. While the disk makes progress the newcomer
         is refused instead: what was accepted is kept, and room comes within milliseconds.
+    on_stored, on_removed : callable or None
+        Told of every block that becomes readable or stops being so.
     on_reserve : callable
         Called after every reservation, so that room is made before it is needed.
     before_evict : callable
@@ -57,16 +62,19 @@ class MemoryTier:
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
     a client or to a promotion), holding a block, quarantined (its reservation's owner may still
     write into it), or held (its block left while a client had leased it). A leased block is not
-    evicted. Eviction order: expired, ephemeral, short, long; within a class clean
-    before dirty; least recently used first. Dirty ones are passed over while the disk makes
+    evicted. Eviction order: expired, ephemeral, short, long; within a class clean before dirty;
+    then by the rule's rank, lowest first. Dirty ones are passed over while the disk makes
     progress. Blocks queued for the long tier are in no list: they are safe.
     """
 
-    def __init__(self, arena: Arena, *, writes_back: bool) -> None:
+    def __init__(self, arena: Arena, *, writes_back: bool, rule: Rule | None = None) -> None:
         self.arena = arena
         self._writes_back = writes_back
+        self.rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
+        self.on_stored: Callable[[Block], None] | None = None
+        self.on_removed: Callable[[Block], None] | None = None
         self.before_evict: Callable[[], None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
@@ -79,11 +87,11 @@ class MemoryTier:
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
         self._expiry_order = 0
-        self._ephemeral: OrderedDict[Block, None] = OrderedDict()
-        self._short_clean: OrderedDict[Block, None] = OrderedDict()
-        self._short_dirty: OrderedDict[Block, None] = OrderedDict()
-        self._long_clean: OrderedDict[Block, None] = OrderedDict()
-        self._long_dirty: OrderedDict[Block, None] = OrderedDict()
+        self._ephemeral: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._short_clean: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._short_dirty: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._long_clean: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
+        self._long_dirty: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
         self._order = (
             self._ephemeral,
             self._short_clean,
@@ -107,6 +115,12 @@ class MemoryTier:
     def held_slots(self) -> int:
         """Return how many slots wait for the end of a lease on a block that left."""
         return len(self._held)
+
+    @property
+    def leased_slots(self) -> int:
+        """Return how many slots are under some client's lease now."""
+        count = self.arena.slot_count
+        return len(set[int]().union(*(lane.leases(count) for lane in self.arena.lanes)))
 
     def add_slots(self, first: int, count: int) -> None:
         """Take populated slots into use; the lowest are handed out first."""
@@ -172,9 +186,10 @@ class MemoryTier:
         return [key in table for key in keys]
 
     def touch(self, block: Block) -> None:
-        """Make a block the most recently used one."""
+        """Note that a block was read: its rank rises, wherever it stands."""
+        self.rule.used(block)
         if block.place is not None:
-            block.place.move_to_end(block)
+            block.place.moved(block)
 
     def block_at(self, slot: int) -> Block | None:
         """Return the block in a slot, or None."""
@@ -185,12 +200,8 @@ class MemoryTier:
         return list(self._tables.get(namespace.id, {}).values())
 
     def dirty_blocks(self, retention: Retention) -> list[Block]:
-        """Return the unwritten, unqueued blocks of a class, least recently used first."""
+        """Return the unwritten, unqueued blocks of a class, lowest rank first."""
         return list(self._long_dirty if retention is Retention.LONG else self._short_dirty)
-
-    def oldest_dirty_long(self) -> Block | None:
-        """Return the long block that has waited longest for room in the write queue."""
-        return next(iter(self._long_dirty), None)
 
     # -- change --------------------------------------------------------------------------------
 
@@ -212,8 +223,12 @@ class MemoryTier:
         table[block.key] = block
         self.entries += 1
         self.value_bytes += block.length
+        block.fill = block.length / self.arena.slot_bytes
+        self.rule.stored(block)
         self.place(block)
         self._watch_expiry(block)
+        if self.on_stored is not None:
+            self.on_stored(block)
 
     def set_expiry(self, block: Block, expires_ns: int) -> None:
         """Give a published block another expiry; 0 means never."""
@@ -237,22 +252,24 @@ class MemoryTier:
             heapq.heapify(self._expiry)
 
     def place(self, block: Block) -> None:
-        """Put a block at the recent end of the eviction list it belongs to now."""
-        if block.place is not None:
-            del block.place[block]
+        """Put a block on the eviction list it belongs to now. Its rank stays."""
         clean = block.durable or not block.admitted or not self._writes_back
         if block.retention is Retention.LONG:
-            block.place = self._long_clean if clean else self._long_dirty
+            place = self._long_clean if clean else self._long_dirty
         elif block.retention is Retention.SHORT:
-            block.place = self._short_clean if clean else self._short_dirty
+            place = self._short_clean if clean else self._short_dirty
         else:
-            block.place = self._ephemeral
-        block.place[block] = None
+            place = self._ephemeral
+        if block.place is place:
+            return
+        self.protect(block)
+        block.place = place
+        place.add(block)
 
     def protect(self, block: Block) -> None:
         """Take a block off its eviction list: it is queued for the long tier."""
         if block.place is not None:
-            del block.place[block]
+            block.place.discard(block)
             block.place = None
 
     def remove(self, block: Block) -> None:
@@ -290,8 +307,10 @@ class MemoryTier:
         self.entries -= 1
         self.value_bytes -= block.length
         if block.place is not None:
-            del block.place[block]
+            block.place.discard(block)
             block.place = None
+        if self.on_removed is not None:
+            self.on_removed(block)
 
     def _let_go(self, slot: int, held: bool) -> None:
         if held:
@@ -307,7 +326,7 @@ class MemoryTier:
         if reach >= target_slots or not self._short_dirty:
             return []
         wanted = target_slots - reach
-        return [block for block, _ in zip(self._short_dirty, range(wanted), strict=False)]
+        return self._short_dirty.lowest(wanted)
 
     def sweep(self, limit: int) -> int:
         """Remove up to `limit` expired blocks and return how many."""
@@ -352,20 +371,22 @@ class MemoryTier:
             return True
         return False
 
-    def _evict_first(self, candidates: OrderedDict[Block, None]) -> Block | None:
-        """Evict the first block that no lane holds; those held become the most recent."""
-        left = len(candidates)
+    def _evict_first(self, candidates: EvictionQueue[Block]) -> Block | None:
+        """Evict the first block that no lane holds; a lease is a use of those that are held."""
+        leased: list[Block] = []
+        chosen = None
         look = 1
-        while left > 0:
-            blocks = list(itertools.islice(candidates, min(look, left)))
+        while chosen is None and len(leased) < len(candidates):
+            blocks = candidates.lowest(len(leased) + look)[len(leased) :]
             slots = [block.slot for block in blocks]
             evicted = self.arena.index.evict(slots, self.arena.lanes, 1)
-            for block in blocks:
-                if block.slot in evicted:
-                    self._take_out(block)
-                    self._free.append(block.slot)
-                    return block
-                candidates.move_to_end(block)
-            left -= len(blocks)
-            look = LEASED_LOOK
-        return None
+            chosen = next((block for block in blocks if block.slot in evicted), None)
+            leased += blocks if chosen is None else blocks[: blocks.index(chosen)]
+            look = max(LEASED_LOOK, len(leased))
+        for block in leased:
+            self.touch(block)
+        if chosen is not None:
+            self._take_out(chosen)
+            self.rule.left(chosen)
+            self._free.append(chosen.slot)
+        return chosen

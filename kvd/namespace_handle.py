@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tablespace.shared import MISS, ArenaReader
 
 from kvd import protocol
+from kvd.batches import batch_blocks, put_parts
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
-from kvd.frames import INLINE_BATCH_BYTES
 from kvd.lease import Lease
 from kvd.putting import UNAVAILABLE, Put
+from kvd.reserving import Slots
 from kvd.results import Cleared, Location
-from kvd.values import checked_key, checked_keys, checked_seconds, fill, flat_view, key_batches
+from kvd.values import (
+    checked_keep,
+    checked_key,
+    checked_keys,
+    checked_seconds,
+    fill,
+    flat_view,
+    key_batches,
+)
+from tablespace import checksum64
 
 if TYPE_CHECKING:
     from kvd.client import Client
@@ -71,20 +81,18 @@ class NamespaceHandle:
             Per item, whether it is present afterwards. What was not stored is counted by
             reason in `Client.refusals`; it never raises for size, room or an absent daemon.
         """
-        if retention not in ("none", "ephemeral", "short", "long"):
-            raise ValueError(f"retention {retention!r} is none of none, ephemeral, short, long")
-        if ttl_s is not None:
-            ttl_s = checked_seconds("ttl_s", ttl_s, protocol.MAX_TTL_S)
+        ttl_s = checked_keep(retention, ttl_s)
         keys = checked_keys([key for key, _ in items])
         values = [flat_view(value) for _, value in items]
         results = [False] * len(keys)
         try:
-            connection = self._client.connection()
+            session = self._client.session()
+            connection = self._client.connection_of(session)
         except UnavailableError:
             self._client.refuse([UNAVAILABLE] * len(keys))
             return results
-        for part in _parts(values, connection):
-            put = Put(self._client, connection, self.name, retention, ttl_s)
+        for part in put_parts(values, connection):
+            put = Put(self._client, session, self.name, retention, ttl_s)
             store = put.mapped if connection.mapping is not None else put.inline
             try:
                 statuses = store(keys[part], values[part])
@@ -102,6 +110,23 @@ class NamespaceHandle:
                 self._client.refuse(refused)
         return results
 
+    def reserve(self, sizes: Sequence[int]) -> Slots:
+        """Reserve slots to write values into in place, as the target of a DMA for example.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            The values' sizes in bytes.
+
+        Returns
+        -------
+        Slots
+            For `with`: `slots[i].view` is where to write, or None where no slot was granted;
+            `slots.commit(keys)` publishes. Leaving the block gives back what was not committed.
+            A slot that is not committed within 60 s is lost to its block.
+        """
+        return Slots(self._client, self.name, sizes)
+
     # -- reading -------------------------------------------------------------------------------
 
     def local_lookup(self) -> tuple[Connection, ArenaReader, int] | None:
@@ -111,74 +136,56 @@ class NamespaceHandle:
         except UnavailableError:
             return None
         local = connection.local
-        found = None if local is None else local.look(self.name)
-        return None if found is None else (connection, *found)
+        if local is None:
+            return None
+        found = local.look(self.name, connection.is_there)
+        return None if found is None else (connection, found[0], found[1])
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return a block's bytes, or None."""
-        local = self.local_lookup()
+    def get(self, key: bytes, *, verify: bool = False) -> bytes | None:
+        """Return a block's bytes, or None. `verify` as of `get_many_into`."""
+        local = None if verify else self.local_lookup()
         if local is not None:
             _, reader, space = local
             value = reader.get_bytes(space, key)
             if value is not None:
                 return value
-        key = checked_key(key)
-        for _ in range(1 + MAX_RETRIES):
-            found = self._look_up([key])
-            if found is None:
-                return None
-            connection, hits = found
-            hit = hits[0]
-            if hit is None or hit.data is not None:
-                return None if hit is None else hit.data
-            assert connection.mapping is not None
-            try:
-                value = connection.mapping.copy_bytes(hit)
-            except ProtocolError as error:
-                connection.close(str(error))
-                return None
-            if value is not None:
-                return value
-        return None
+        return self._get_rest([checked_key(key)], [0], [None], verify)[0]
 
-    def get_into(self, key: bytes, buffer: Any) -> int | None:
+    def get_into(self, key: bytes, buffer: Any, *, verify: bool = False) -> int | None:
         """Copy a block into a buffer; return its length, or None for a miss.
+
+        `verify` as of `get_many_into`.
 
         Raises
         ------
         ValueError
             When the buffer is shorter than the block; names both sizes.
         """
-        local = self.local_lookup()
+        local = None if verify else self.local_lookup()
         if local is not None:
             _, reader, space = local
             length = reader.get_into(space, key, buffer)
             if length >= 0:
                 return length
-        return self._get_rest_into([checked_key(key)], [buffer], [0], [None], [None])[0]
+        return self._get_rest_into([checked_key(key)], [buffer], [0], [None], [None], verify)[0]
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the blocks' bytes, None for each miss."""
+    def get_many(self, keys: Sequence[bytes], *, verify: bool = False) -> list[bytes | None]:
+        """Return the blocks' bytes, None for each miss. `verify` as of `get_many_into`."""
         checked = checked_keys(keys)
         values: list[bytes | None] = [None] * len(checked)
-        local = self.local_lookup()
+        local = None if verify else self.local_lookup()
         if local is not None:
             _, reader, space = local
             values = [reader.get_bytes(space, key) for key in checked]
-
-        def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
-            if hit.data is not None:
-                values[position] = hit.data
-            else:
-                assert connection.mapping is not None
-                values[position] = connection.mapping.copy_bytes(hit)
-            return values[position] is not None
-
-        self.look_up_rest(checked, _misses(values), copy)
-        return values
+        return self._get_rest(checked, _misses(values), values, verify)
 
     def get_many_into(
-        self, keys: Sequence[bytes], buffers: Sequence[Any], tiers: TierList | None = None
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[Any],
+        tiers: TierList | None = None,
+        *,
+        verify: bool = False,
     ) -> list[int | None]:
         """Copy blocks into buffers.
 
@@ -191,6 +198,10 @@ class NamespaceHandle:
         tiers : list or None
             If given, its contents are replaced by the tier that served each key: "memory",
             "long", or None for a miss.
+        verify : bool
+            Compare each copy with the checksum given when its block was stored; it costs more
+            than the copy. A block that some client scribbled over is then thrown away and read
+            from the long tier, or is a miss. Its buffer's contents are then undefined.
 
         Returns
         -------
@@ -208,13 +219,13 @@ class NamespaceHandle:
         buffers = list(buffers)
         lengths: list[int | None] = [None] * len(checked)
         served: TierList = [None] * len(checked)
-        local = self.local_lookup()
+        local = None if verify else self.local_lookup()
         if local is not None:
             _, reader, space = local
             found = reader.get_many_into(space, checked, buffers)
             lengths = [None if length == MISS else length for length in found]
             served = [None if length == MISS else "memory" for length in found]
-        self._get_rest_into(checked, buffers, _misses(lengths), lengths, served)
+        self._get_rest_into(checked, buffers, _misses(lengths), lengths, served, verify)
         if tiers is not None:
             tiers[:] = served
         return lengths
@@ -240,6 +251,23 @@ class NamespaceHandle:
         """Note that a lease by a connection that is gone came to its end."""
         self._client.lease_ended(connection)
 
+    def _get_rest(
+        self, keys: list[bytes], wanted: list[int], values: list[bytes | None], verify: bool
+    ) -> list[bytes | None]:
+        def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
+            if hit.data is not None:
+                value: bytes | None = hit.data
+            else:
+                assert connection.mapping is not None
+                value = connection.mapping.copy_bytes(hit)
+            if value is None or (verify and checksum64(value) != hit.checksum):
+                return False
+            values[position] = value
+            return True
+
+        self.look_up_rest(keys, wanted, copy, verify)
+        return values
+
     def _get_rest_into(
         self,
         keys: list[bytes],
@@ -247,6 +275,7 @@ class NamespaceHandle:
         wanted: list[int],
         lengths: list[int | None],
         served: TierList,
+        verify: bool,
     ) -> list[int | None]:
         def copy(connection: Connection, position: int, hit: protocol.Hit) -> bool:
             if hit.data is not None:
@@ -254,13 +283,15 @@ class NamespaceHandle:
             else:
                 assert connection.mapping is not None
                 length = connection.mapping.copy_out(hit, buffers[position])
-            if length < 0:
+            if length < 0 or (
+                verify and checksum64(flat_view(buffers[position])[:length]) != hit.checksum
+            ):
                 return False
             lengths[position] = length
             served[position] = hit.tier
             return True
 
-        self.look_up_rest(keys, wanted, copy)
+        self.look_up_rest(keys, wanted, copy, verify)
         return lengths
 
     def look_up_rest(
@@ -268,21 +299,25 @@ class NamespaceHandle:
         keys: list[bytes],
         positions: list[int],
         take: Callable[[Connection, int, protocol.Hit], bool],
+        verify: bool = False,
     ) -> None:
         """Ask the daemon for some of the keys, batch by batch, and hand out what it finds.
 
-        `take` returns False for what changed meanwhile, which is asked for again.
+        `take` returns False for what changed meanwhile, which is asked for again; with `verify`
+        also for what is damaged, which the daemon then looks at itself.
         """
         if not positions:
             return
         try:
-            size = _batch_blocks(self._client.connection())
+            size = batch_blocks(self._client.connection())
         except UnavailableError:
             return
         for first in range(0, len(positions), size):
             wanted = positions[first : first + size]
-            for _ in range(1 + MAX_RETRIES):
-                found = self._look_up([keys[position] for position in wanted])
+            for turn in range(1 + MAX_RETRIES):
+                found = self._look_up(
+                    [keys[position] for position in wanted], verify=verify and turn > 0
+                )
                 if found is None:
                     return
                 connection, hits = found
@@ -298,7 +333,9 @@ class NamespaceHandle:
                 if not wanted:
                     break
 
-    def _look_up(self, keys: list[bytes]) -> tuple[Connection, list[protocol.Hit | None]] | None:
+    def _look_up(
+        self, keys: list[bytes], *, verify: bool
+    ) -> tuple[Connection, list[protocol.Hit | None]] | None:
         """Ask the daemon; None when it cannot be asked."""
         distinct = keys
         try:
@@ -308,7 +345,9 @@ class NamespaceHandle:
                 # A value comes once, however often it is asked for.
                 distinct = list(dict.fromkeys(keys))
             reply = self._client.ask(
-                protocol.BatchGet(namespace=self.name, keys=distinct, inline=inline),
+                protocol.BatchGet(
+                    namespace=self.name, keys=distinct, inline=inline, verify=verify
+                ),
                 protocol.Found,
                 connection=connection,
             )
@@ -326,12 +365,16 @@ class NamespaceHandle:
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys any tier has; all False while the daemon is away."""
-        checked = checked_keys(keys)
-        present = [False] * len(checked)
         local = self.local_lookup()
-        if local is not None:
-            _, reader, space = local
-            present = reader.contains_many(space, checked)
+        if local is None:
+            checked = checked_keys(keys)
+            present = [False] * len(checked)
+        else:
+            # Checks the keys itself.
+            checked = keys if type(keys) is list else list(keys)
+            present = local[1].contains_many(local[2], checked)
+            if False not in present:
+                return present
         rest = [position for position, there in enumerate(present) if not there]
         for first in range(0, len(rest), protocol.MAX_BATCH_KEYS):
             part = rest[first : first + protocol.MAX_BATCH_KEYS]
@@ -351,12 +394,14 @@ class NamespaceHandle:
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         """Return how many leading keys any tier has; 0 while the daemon is away."""
-        checked = checked_keys(keys)
-        total = 0
         local = self.local_lookup()
+        total = 0
         if local is not None:
-            _, reader, space = local
-            total = reader.match_prefix(space, checked)
+            checked = keys if type(keys) is list else list(keys)
+            total = local[1].match_prefix(local[2], checked)
+            if total == len(checked):
+                return total
+        checked = checked_keys(keys)
         while total < len(checked):
             part = checked[total : total + protocol.MAX_BATCH_KEYS]
             try:
@@ -382,10 +427,35 @@ class NamespaceHandle:
             locations += reply.locations
         return locations
 
+    def prefetch(self, keys: Sequence[bytes], *, deadline_s: float = 2.0) -> int:
+        """Have blocks of the long tier brought into memory; returns at once.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+            What will be read soon. Blocks in memory already count as used now.
+        deadline_s : float
+            What has not begun by then, at most 60 s, is left out.
+
+        Returns
+        -------
+        int
+            How many keys the daemon will look for on the long tier; 0 while it is away.
+        """
+        deadline_s = checked_seconds("deadline_s", deadline_s, protocol.MAX_PREFETCH_S)
+        return self._count(
+            [
+                protocol.Prefetch(namespace=self.name, keys=part, deadline_s=deadline_s)
+                for part in key_batches(keys)
+            ],
+            hint=True,
+        )
+
     def touch(self, keys: Sequence[bytes]) -> int:
         """Refresh the recency of keys; return how many were in memory."""
         return self._count(
-            [protocol.Touch(namespace=self.name, keys=part) for part in key_batches(keys)]
+            [protocol.Touch(namespace=self.name, keys=part) for part in key_batches(keys)],
+            hint=True,
         )
 
     def delete(self, keys: Sequence[bytes]) -> int:
@@ -399,11 +469,14 @@ class NamespaceHandle:
         request = protocol.Clear(namespace=self.name)
         return self._client.ask(request, protocol.ClearedReply).cleared
 
-    def _count(self, requests: Sequence[protocol.Message]) -> int:
+    def _count(self, requests: Sequence[protocol.Message], *, hint: bool = False) -> int:
+        """Sum the answers up. A hint is not worth waiting for a daemon that hangs."""
         total = 0
         for request in requests:
             try:
-                total += self._client.ask(request, protocol.Counted).count
+                client = self._client
+                connection = client.connection_to_look_up() if hint else client.connection()
+                total += client.ask(request, protocol.Counted, connection=connection).count
             except UnavailableError:
                 return total
         return total
@@ -411,19 +484,3 @@ class NamespaceHandle:
 
 def _misses(results: Sequence[object]) -> list[int]:
     return [position for position, result in enumerate(results) if result is None]
-
-
-def _batch_blocks(connection: Connection) -> int:
-    """Return how many blocks one lookup may ask for: a small arena holds no more at once."""
-    limits = connection.limits
-    size = limits.max_batch_blocks
-    if connection.mapping is None:
-        size = min(size, max(1, INLINE_BATCH_BYTES // max(1, limits.max_value_bytes)))
-    return max(1, size)
-
-
-def _parts(values: Sequence[memoryview], connection: Connection) -> Iterator[slice]:
-    """Cut a long put into requests."""
-    size = _batch_blocks(connection)
-    for first in range(0, len(values), size):
-        yield slice(first, first + size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import tablespace
+from kvd.back_off import BackOff
 from kvd.free_space import BelowFloorError, FreeSpace
 from kvd.hidden_keys import HiddenKeys
 from kvd.latency import LatencyRing
@@ -18,9 +20,9 @@ from kvd.long_values import (
     LongCounters,
     RegionOptions,
 )
-from kvd.path_health import PathHealth
 from kvd.read_progress import ReadProgress
 from kvd.refusals import region_refusal
+from kvd.region_eviction import EvictionFlags, RegionEviction
 from kvd.region_ledger import RegionLedger
 from tablespace import ClosedError, FailedError, GeometryError, TablespaceError
 
@@ -49,13 +51,14 @@ class PathRegion:
         *,
         options: RegionOptions | None = None,
         counters: LongCounters | None = None,
+        evict: EvictionFlags | None = None,
     ) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self.options = options or RegionOptions()
         self.counters = counters or LongCounters()
         self.write_latency = LatencyRing()
-        self.health = PathHealth()
+        self.health = BackOff()
         self.progress = ReadProgress(self.options.workers)
         self.hidden = HiddenKeys()
         self.free_space = FreeSpace(directory, self.options.free_floor_bytes)
@@ -67,11 +70,13 @@ class PathRegion:
         self.resized_from: int | None = None
         self.slot_sizes = (slot_bytes,) if isinstance(slot_bytes, int) else tuple(slot_bytes or ())
         self.disk_look: asyncio.Future[Any] | None = None
-        self.evict_policy = "lru"
+        self.eviction = RegionEviction(evict or EvictionFlags(), max_bytes)
+        self.evict_policy = self.eviction.flags.policy
         self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
         self._store: Store | None = None
         self._closed = False
+        self._follows = False
         self._changing = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
         self._readers = ThreadPoolExecutor(self.options.workers, thread_name_prefix="kvd-read")
@@ -188,15 +193,16 @@ class PathRegion:
                 raise
             logger.warning("%s does not grow: %s", self.region, error)
             max_bytes = None
+        sizes = list(slot_sizes or self.slot_sizes)
         return tablespace.open(
             os.fspath(self.region),
             max_bytes=max_bytes,
             container_bytes=self.options.container_bytes,
-            slot_bytes=list(slot_sizes or self.slot_sizes) or None,
+            slot_bytes=sizes or None,
             io_mode=self._io_mode,
             recover=recover,
             on_full="evict",
-            eviction=self.ledger.policy(),
+            eviction=self.ledger.policy(self.eviction.reopen(sizes)),
         )
 
     def allocated_bytes(self) -> int:
@@ -211,6 +217,27 @@ class PathRegion:
         stats = store.stats()
         self.index_bound_bytes = stats.index_bound_bytes
         self.slot_sizes = tuple(sorted(pool.slot_bytes for pool in stats.pools))
+        # A region that did not grow, for the floor, is smaller than its budget.
+        self.eviction.max_bytes = min(self.max_bytes, _container_bytes(self.region))
+        self._follows = False
+        self._make_room_later()
+
+    def make_room(self) -> None:
+        """Evict a bounded number above the watermark, and the rest behind the writes that wait.
+
+        What goes wrong here is told by the next write; this one is done.
+        """
+        if self._follows:
+            return
+        try:
+            if self.eviction.step(self.store):
+                self._make_room_later()
+        except (TablespaceError, OSError) as error:
+            logger.debug("no room was made above the watermark: %s", error)
+
+    def _make_room_later(self) -> None:
+        with contextlib.suppress(RuntimeError):  # The daemon is stopping.
+            self._writer.submit(self.make_room)
 
     def reopen_region(self) -> None:
         """Open a region again that failed, or could not be opened before.
@@ -238,6 +265,7 @@ class PathRegion:
 
     def _read_only(self) -> None:
         """Read a region that cannot be opened for writing, if that is possible."""
+        self._follows = True
         try:
             self._store = tablespace.open(os.fspath(self.region), read_only=True)
         except (TablespaceError, OSError, ValueError) as error:

@@ -33,6 +33,8 @@ class Promotion:
         The namespace's, when the read began; another one at publishing time voids it.
     void : bool
         Its key was deleted or stored anew meanwhile.
+    position : int
+        Of its key in the lookup that began it.
     block : Block or None
         The result.
     """
@@ -43,6 +45,7 @@ class Promotion:
     slot: int
     generation: int
     void: bool = False
+    position: int = 0
     block: Block | None = None
     task: asyncio.Task[None] | None = None
 
@@ -75,15 +78,22 @@ class Promoter:
         if promotion is not None:
             promotion.void = True
 
-    async def fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | Loose | None]:
-        """Return the blocks of keys that memory did not have, promoted; None for a miss."""
+    async def fetch(
+        self, namespace: Namespace, keys: list[bytes], *, loose: bool = True
+    ) -> list[Block | Loose | None]:
+        """Return the blocks of keys that memory did not have, promoted; None for a miss.
+
+        Without `loose`, those that memory has no slot for are not read.
+        """
         self._long.reads_waiting += 1
         try:
-            return await self._fetch(namespace, keys)
+            return await self._fetch(namespace, keys, loose)
         finally:
             self._long.reads_waiting -= 1
 
-    async def _fetch(self, namespace: Namespace, keys: list[bytes]) -> list[Block | Loose | None]:
+    async def _fetch(
+        self, namespace: Namespace, keys: list[bytes], loose_too: bool
+    ) -> list[Block | Loose | None]:
         generation = namespace.generation
         deadline = time.monotonic() + self._long.timeout_s
         on_disk = await self._present(namespace, keys, deadline)
@@ -106,7 +116,7 @@ class Promoter:
                     and namespace.generation == generation
                     and namespace.disk_counts(key)
                 ):
-                    promotion = self._begin(namespace, key, source)
+                    promotion = self._begin(namespace, key, source, position)
                     if promotion is not None:
                         fresh.append(promotion)
                     else:
@@ -128,7 +138,7 @@ class Promoter:
         for item in found:
             block = item.block if isinstance(item, Promotion) else item
             blocks.append(block if block is not None and not block.gone else None)
-        if roomless:
+        if roomless and loose_too:
             loose = asyncio.create_task(self._read_loose(namespace, keys, roomless, blocks))
             await asyncio.wait([loose], timeout=max(0.0, deadline - time.monotonic()))
             # What comes after the deadline must not change an answer that is under way.
@@ -197,12 +207,16 @@ class Promoter:
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
 
-    def _begin(self, namespace: Namespace, key: bytes, source: Source) -> Promotion | None:
+    def _begin(
+        self, namespace: Namespace, key: bytes, source: Source, position: int
+    ) -> Promotion | None:
         reserved = self._memory.reserve()
         if reserved is None:
             self._long.counters.promotions_no_room += 1
             return None
-        promotion = Promotion(namespace, key, source, reserved[0], namespace.generation)
+        promotion = Promotion(
+            namespace, key, source, reserved[0], namespace.generation, position=position
+        )
         self._flying[namespace.id, key] = promotion
         return promotion
 
@@ -293,6 +307,7 @@ class Promoter:
             value.checksum,
             Retention.LONG,
             namespace.limited(key, value.expires_ns),
+            promotion.position,
         )
         # Of a followed region too: it came from a disk, so its eviction costs no write.
         block.durable = True

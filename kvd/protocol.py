@@ -1,4 +1,4 @@
-"""The wire protocol: frames, messages, error codes.
+"""The wire protocol: messages, error codes. `kvd.codec` makes frames of them.
 
 Long because one decoder knows every message, and they are read side by side.
 
@@ -21,12 +21,11 @@ Lookups
 BATCH_GET answers, per key, nil (a miss) or a `Hit`: the tier that served it, length, checksum
 and either `(slot, offset, version)` into the arena or the bytes (`data`): when `inline` was
 asked, and when memory had no slot for a block of the long tier. Asked inline, a key may be
-named once in a request. A
-value copied from the arena counts only if the slot's sequence equals `version` before and
-after the copy; else the client asks again.
+named once in a request. A value copied from the arena counts only if the slot's sequence equals
+`version` before and after the copy; else the client asks again.
 
-Whoever mapped the arena looks in its index first (`kvd.local_index`) and asks for the rest.
-For that, a reply about a namespace names its id there (`space`).
+Whoever mapped the arena looks in its index first (`kvd.local_index`); `space` is a namespace's
+id there.
 
 Storing
 -------
@@ -40,26 +39,25 @@ Errors
 ------
 ERROR carries a stable `code`: `malformed` (not MessagePack, or no map with `op`),
 `unknown_op`, `bad_request` (wrong types or values), `frame_too_large` (the connection is
-closed after it), `hello_required`, `version_unsupported`, `limit` (too many connections or
-namespaces, or more values asked for inline than fit a reply), `unavailable` (the long tier
-could not be asked), `unknown_namespace` (PURGE, QUOTA), `no_long_tier` (QUOTA), `internal`.
+closed after it), `hello_required`, `version_unsupported`, `not_allowed` (another user; the
+connection is closed), `limit` (too many connections, subscribers or namespaces, or more values
+asked for inline than fit a reply), `unavailable` (the long tier could not be asked),
+`unknown_namespace` (PURGE, QUOTA), `no_long_tier` (QUOTA), `internal`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from kvd.errors import ProtocolError
-from kvd.frames import HEADER
 from kvd.results import Cleared, Flushed, Location, Purged, Stats, Status
 
 VERSIONS = (1,)
 MAX_BATCH_KEYS = 4096  # A 2M-token prompt in 512-token blocks; bounds one pass of the loop.
 MAX_KEY_BYTES = 223  # 255 of the engine less 16 for the namespace, less 16 kept for later.
 MAX_NAMESPACE_CHARS = 1024
-MAX_SHORT_BYTES = 128
+MAX_KEPT_SLOTS = 65536  # 15 bytes each: half of what a frame without values may have.
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Keys = Annotated[list[Key], msgspec.Meta(max_length=MAX_BATCH_KEYS)]
@@ -68,7 +66,10 @@ RetentionName = Literal["none", "ephemeral", "short", "long"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MAX_TTL_S = 10 * 365 * 86400.0
 MAX_FLUSH_S = 60.0  # A client that wants to wait longer asks again.
+MAX_PREFETCH_S = 60.0
+MAX_SUBSCRIBED_NAMESPACES = 1024
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_TTL_S)]
+PrefetchSeconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_PREFETCH_S)]
 FlushSeconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_FLUSH_S)]
 
 STORED = "stored"
@@ -95,8 +96,15 @@ class KeyedRequest(Message):
     keys: Keys
 
 
+class ReservedSlot(msgspec.Struct, array_like=True):
+    """A reservation as the client names it."""
+
+    slot: Count
+    reservation: Count
+
+
 class Hello(Message, tag="HELLO"):
-    """Open a session. `released` names earlier sessions whose slots the client let go."""
+    """Open a session, or go on with an earlier one of this process: `resume`."""
 
     versions: Annotated[list[int], msgspec.Meta(max_length=64)]
     client: str = ""
@@ -105,11 +113,24 @@ class Hello(Message, tag="HELLO"):
     l1_bytes: Count | None = None
     map: bool = True
     write: bool = True
-    released: Annotated[list[int], msgspec.Meta(max_length=64)] = []
+    resume: Count | None = None
 
 
 class Bye(Message, tag="BYE"):
     """End the session: its reservations may be used again at once."""
+
+
+class Release(Message, tag="RELEASE"):
+    """Say what of a session this process uses no more.
+
+    Of its own session (nil, or its id) the connection gives back every reserved slot but those
+    of `keep` (nil: all are kept) and ends `lanes`, in which no lease is held any more. Another
+    session of the same process ends as a whole.
+    """
+
+    session: Count | None = None
+    keep: Annotated[list[ReservedSlot], msgspec.Meta(max_length=MAX_KEPT_SLOTS)] | None = None
+    lanes: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
 
 
 class Ping(Message, tag="PING"):
@@ -122,12 +143,14 @@ class Get(Message, tag="GET"):
     namespace: Name
     key: Key
     inline: bool = False
+    verify: bool = False
 
 
 class BatchGet(KeyedRequest, tag="BATCH_GET"):
-    """Look many keys up."""
+    """Look many keys up. `verify`: what is damaged in memory is thrown away, and not found."""
 
     inline: bool = False
+    verify: bool = False
 
 
 class SetItem(msgspec.Struct, array_like=True):
@@ -187,13 +210,6 @@ class Commit(Message, tag="COMMIT"):
     ttl_s: Seconds | None = None
 
 
-class ReservedSlot(msgspec.Struct, array_like=True):
-    """A reservation as the client names it."""
-
-    slot: Count
-    reservation: Count
-
-
 class Cancel(Message, tag="CANCEL"):
     """Give reserved slots back unused."""
 
@@ -216,6 +232,12 @@ class Touch(KeyedRequest, tag="TOUCH"):
     """Refresh the recency of keys."""
 
 
+class Prefetch(KeyedRequest, tag="PREFETCH"):
+    """Have keys brought into memory; what has not begun by the deadline is left out."""
+
+    deadline_s: PrefetchSeconds = 2.0
+
+
 class Delete(KeyedRequest, tag="DELETE"):
     """Remove keys from every tier."""
 
@@ -230,6 +252,14 @@ class Flush(Message, tag="FLUSH"):
     """Wait until the session's long blocks are durable or dropped."""
 
     timeout_s: FlushSeconds = 5.0
+
+
+class Subscribe(Message, tag="SUBSCRIBE"):
+    """Have EVENTS pushed under this request's id: of these namespaces, or (nil) of all."""
+
+    namespaces: (
+        Annotated[list[Name], msgspec.Meta(max_length=MAX_SUBSCRIBED_NAMESPACES)] | None
+    ) = None
 
 
 class StatsRequest(Message, tag="STATS"):
@@ -266,6 +296,7 @@ class StatusRequest(Message, tag="STATUS"):
 Request = (
     Hello
     | Bye
+    | Release
     | Ping
     | Get
     | BatchGet
@@ -277,10 +308,12 @@ Request = (
     | Exists
     | Locate
     | MatchPrefix
+    | Prefetch
     | Touch
     | Delete
     | Clear
     | Flush
+    | Subscribe
     | StatsRequest
     | NamespacesRequest
     | Purge
@@ -290,8 +323,9 @@ Request = (
 
 
 class LaneInfo(msgspec.Struct):
-    """The geometry of the session's lane."""
+    """The geometry of a session's lane, and the number it is released by."""
 
+    id: int
     bytes: int
     leases: int
     touches: int
@@ -313,6 +347,7 @@ class HelloAck(Message, tag="HELLO_ACK"):
 
     version: int
     session: int
+    resumed: bool
     server: str
     pid: int
     max_frame_bytes: int
@@ -390,7 +425,7 @@ class Located(Message, tag="LOCATED"):
 
 
 class Counted(AboutNamespace, tag="COUNTED"):
-    """The answer to MATCH_PREFIX, TOUCH, DELETE and CANCEL."""
+    """The answer to MATCH_PREFIX, PREFETCH, TOUCH, DELETE, CANCEL and RELEASE."""
 
     count: int
 
@@ -419,6 +454,22 @@ class NamespacesReply(Message, tag="NAMESPACES_REPLY"):
     names: list[str]
 
 
+class Event(msgspec.Struct, array_like=True, frozen=True):
+    """What happened to blocks: `kind` is `stored`, `removed` or `cleared` (then no keys)."""
+
+    kind: str
+    tier: str
+    namespace: str
+    keys: list[bytes]
+
+
+class Events(Message, tag="EVENTS"):
+    """Pushed to a subscriber. `lost` events before these did not fit its queue."""
+
+    lost: int
+    events: list[Event]
+
+
 class PurgedReply(Message, tag="PURGED"):
     """The answer to PURGE."""
 
@@ -438,7 +489,7 @@ class StatusReply(Message, tag="STATUS_REPLY"):
 
 
 class Ok(Message, tag="OK"):
-    """The answer to PING and BYE."""
+    """The answer to PING, SUBSCRIBE and BYE."""
 
 
 class Error(Message, tag="ERROR"):
@@ -461,92 +512,10 @@ Reply = (
     | FlushedReply
     | StatsReply
     | NamespacesReply
+    | Events
     | PurgedReply
     | QuotasReply
     | StatusReply
     | Ok
     | Error
 )
-
-_encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
-_reply_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Reply)
-
-
-class _Envelope(msgspec.Struct):
-    """A frame of which only two members matter, and those only if they are short."""
-
-    op: msgspec.Raw = msgspec.Raw(b"\xc0")
-    id: msgspec.Raw = msgspec.Raw(b"\x00")
-
-
-_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
-_loose_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
-_REQUEST_OPS = frozenset(kind.__struct_config__.tag for kind in Request.__args__)
-
-
-class Refused(ProtocolError):
-    """A frame that is no request, with the id it asked to be answered under."""
-
-    def __init__(self, code: str, message: str, request_id: int) -> None:
-        super().__init__(code, message)
-        self.request_id = request_id
-
-
-def encode(message: Message) -> bytes:
-    """Return the whole frame of a message, length included."""
-    frame = bytearray(HEADER.size)
-    _encoder.encode_into(message, frame, HEADER.size)
-    HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
-    return bytes(frame)
-
-
-def decode_request(body: bytes | bytearray | memoryview) -> Message:
-    """Return the request in a frame's body.
-
-    Raises
-    ------
-    Refused
-        With the stable code of what is wrong.
-    """
-    try:
-        request: Message = _request_decoder.decode(body)
-        return request
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise _refusal(body, error) from None
-
-
-def decode_reply(body: bytes | bytearray | memoryview) -> Message:
-    """Return the reply in a frame's body; ProtocolError when it is none."""
-    try:
-        reply: Message = _reply_decoder.decode(body)
-        return reply
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise ProtocolError("malformed", str(error)) from None
-
-
-def _refusal(body: bytes | bytearray | memoryview, error: Exception) -> Refused:
-    """Find out what kind of nonsense a body is, building nothing of it but `op` and `id`."""
-    try:
-        envelope = _envelope_decoder.decode(body)
-        op = _short(envelope.op)
-    except Exception as loose:
-        return Refused("malformed", f"no MessagePack map with string keys: {loose}", 0)
-    if not isinstance(op, str):
-        return Refused("malformed", "a frame is a map with a string `op`", 0)
-    request_id = _short(envelope.id)
-    if not isinstance(request_id, int) or not 0 <= request_id < 1 << 64:
-        request_id = 0
-    if op not in _REQUEST_OPS:
-        return Refused("unknown_op", f"there is no op {op[:64]!r}", request_id)
-    return Refused("bad_request", f"{op}: {error}", request_id)
-
-
-def _short(raw: msgspec.Raw) -> Any:
-    """Return what raw MessagePack says; None where it is too long to be an op or an id."""
-    if len(memoryview(raw)) > MAX_SHORT_BYTES:
-        return None
-    try:
-        return _loose_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
-        return None

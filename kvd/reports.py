@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.cache import Cache
 from kvd.long_paths import LongPaths
 from kvd.long_reports import long_stats, no_long_tier
+from kvd.policy.live import curve_of
 from kvd.quotas import Quotas
 from kvd.results import LongStats, MemoryStats, Stats
 from kvd.version import __version__
@@ -40,9 +41,11 @@ async def gather(
         misses_total=counters.gets - counters.hits,
         deletes_total=counters.deletes,
         errors_total=errors,
+        inline_total=counters.inline,
         memory=_memory(cache),
         long=await _long(cache.long, cache.write_back, cache.quotas),
         notes=notes,
+        curve=curve_of(cache.memory.rule),
     )
 
 
@@ -64,6 +67,7 @@ def _memory(cache: Cache) -> MemoryStats:
         slots_free=memory.free_slots,
         slots_reserved=memory.reserved_slots,
         slots_quarantined=memory.quarantined_slots,
+        slots_leased=memory.leased_slots,
         slots_held=memory.held_slots,
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,

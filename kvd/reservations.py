@@ -1,18 +1,19 @@
 """Slots that clients write into: handed out, committed, cancelled, expired, quarantined.
 
 A reserved slot may be written by another process at any moment until that process says it is
-done or is gone. So a reservation that is merely old, or whose connection merely closed, gives
-no slot back: the slot waits in quarantine for the client's word or its process's end.
+done or is gone. So a reservation that is merely old gives no slot back: the slot waits in
+quarantine for the client's word or its process's end. One whose connection closed stays as it
+is: the client may resume the session and commit.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from kvd import protocol
 from kvd.memory_tier import MemoryTier
+from kvd.process import Process
 from kvd.session import RESERVATION_S, Session
 
 SESSION_SHARE = 4  # One session may hold a quarter of the slots, so that it starves nobody.
@@ -33,14 +34,11 @@ class Reservations:
         self._memory = memory
         self._clock = clock
         self._session_limit = max(1, memory.arena.slot_count // SESSION_SHARE)
-        # Slots of closed sessions whose process may live on, by session id.
-        self._orphans: dict[int, tuple[int, list[int]]] = {}
-        self._orphaned: Counter[int] = Counter()  # How many of these slots, by process.
 
     def reserve(self, session: Session) -> tuple[int, int] | None:
         """Return (slot, reservation), or None when there is no room for this session."""
         # A process that drops session after session holds no more than one that keeps its own.
-        held = len(session.reserved) + len(session.expired) + self._orphaned[session.pid]
+        held = session.held_slots + session.process.left_slots
         if held >= self._session_limit:
             self._memory.counters.no_room += 1
             return None
@@ -72,34 +70,35 @@ class Reservations:
             session.expired[slot] = reservation
             self._memory.quarantine(slot)
 
-    def end(self, session: Session) -> bool:
-        """End all of a session's reservations; True when slots stay quarantined for it."""
-        slots = list(session.reserved) + list(session.expired)
+    def end(self, session: Session) -> None:
+        """Give all slots of a session back: nobody writes into them any more."""
+        self.keep_only(session, ())
+
+    def keep_only(self, session: Session, kept: Collection[tuple[int, int]]) -> int:
+        """Give back all slots of a session but those of `kept`, pairs of (slot, reservation)."""
+        count = 0
+        for slot, (reservation, _) in list(session.reserved.items()):
+            if (slot, reservation) not in kept:
+                del session.reserved[slot]
+                self._memory.unreserve(slot)
+                count += 1
+        for slot, reservation in list(session.expired.items()):
+            if (slot, reservation) not in kept:
+                del session.expired[slot]
+                self._memory.end_quarantine(slot)
+                count += 1
+        return count
+
+    def orphan(self, session: Session) -> None:
+        """Keep a session's slots out of use until its process ends; nobody resumes it."""
         for slot in session.reserved:
             self._memory.quarantine(slot)
+        session.process.orphans += [*session.reserved, *session.expired]
         session.reserved.clear()
         session.expired.clear()
-        if session.writer_is_done:
-            for slot in slots:
-                self._memory.end_quarantine(slot)
-            return False
-        if slots:
-            self._orphans[session.id] = (session.pid, slots)
-            self._orphaned[session.pid] += len(slots)
-        return bool(slots)
 
-    def release(self, session_id: int, pid: int | None = None) -> None:
-        """Free the quarantined slots of a closed session: its process is gone or said so.
-
-        With `pid` only if the session was that process's: one client cannot free another's.
-        """
-        owner, slots = self._orphans.get(session_id, (0, []))
-        if pid is not None and owner != pid:
-            return
-        self._orphans.pop(session_id, None)
-        if slots:
-            self._orphaned[owner] -= len(slots)
-            if not self._orphaned[owner]:
-                del self._orphaned[owner]
+    def free_orphans(self, process: Process) -> None:
+        """Give back what a process that ended might have written into."""
+        slots, process.orphans = process.orphans, []
         for slot in slots:
             self._memory.end_quarantine(slot)

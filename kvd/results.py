@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from kvd.policy.simulation import Row
+
 
 class Flushed(msgspec.Struct, frozen=True):
     """The answer of `Client.flush`, about every `long` block this session stored before.
@@ -155,7 +157,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryStats(msgspec.Struct, frozen=True):
-    """Counters and sizes of the memory tier."""
+    """Counters and sizes of the memory tier.
+
+    `slots_leased` are under a client's lease; `slots_held` are those of them whose blocks left
+    meanwhile, which wait for the leases to end.
+    """
 
     hits: int
     misses: int
@@ -172,6 +178,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
     slots_free: int
     slots_reserved: int
     slots_quarantined: int
+    slots_leased: int
     slots_held: int
     bytes_in: int
     bytes_out: int
@@ -257,6 +264,7 @@ class LongStats(msgspec.Struct, frozen=True):
     scrubbed_bytes: int = 0
     scrub_damaged: int = 0
     index_bound_bytes: int = 0
+    reclaimed_bytes: int = 0
     rejected_writes: int = 0
     written_never_read_bytes: int = 0
 
@@ -266,7 +274,9 @@ class Stats(msgspec.Struct, frozen=True):
 
     `gets_total` counts keys looked up (not requests), `hits_total` and `misses_total` split
     it; `sets_total` counts blocks offered, `sets_stored`, `sets_refreshed` and `sets_refused`
-    split that.
+    split that. `inline_total` counts blocks that went through the socket instead of the arena.
+    `curve` is hits of blocks against capacity, sampled, of the memory tier's
+    policy.
     """
 
     version: str
@@ -285,9 +295,11 @@ class Stats(msgspec.Struct, frozen=True):
     misses_total: int
     deletes_total: int
     errors_total: int
+    inline_total: int
     memory: MemoryStats
     long: LongStats
     notes: list[str]
+    curve: list[Row] = []
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain nested dicts, for JSON and for tables."""

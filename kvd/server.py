@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
@@ -12,12 +11,13 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from kvd import protocol
+from kvd import codec, protocol
 from kvd.arena import Arena
 from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
 from kvd.durations import RequestTimes
 from kvd.errors import ProtocolError
+from kvd.events import Feed
 from kvd.frames import (
     INLINE_BATCH_BYTES,
     MAX_FRAME_BYTES,
@@ -27,18 +27,18 @@ from kvd.frames import (
 )
 from kvd.held_bytes import HeldBytes
 from kvd.lanes import Lanes
-from kvd.listening import peer_credentials
+from kvd.peers import Access, Peer
+from kvd.process import peer_pidfd
 from kvd.protocol import Message
 from kvd.reports import gather
 from kvd.results import Stats, Status
 from kvd.session import RESERVATION_S, Session
+from kvd.sessions import MAX_SESSIONS, Sessions
 from kvd.sizing import Sizing
 from kvd.status import status_of_daemon
 from kvd.version import __version__
 
-MAX_SESSIONS = 1024
 TICK_S = 0.5  # Heartbeat (lookups miss when it is 2 s old), expiry, reservations.
-ORPHAN_GRACE_S = 60.0  # Where no pidfd can tell that a client's process ended.
 MAX_BATCH_BLOCKS = 256
 MAX_OUTSTANDING = 1024  # Requests of one connection that wait for the disk or a flush.
 
@@ -54,34 +54,40 @@ class Server:
         Ready to use.
     notes : list of str
         What was chosen at start; STATS repeats it.
+    access : Access
+        Who may connect besides the daemon's own user.
+    max_connections : int
+        At once; one more is told so and hung up on.
     """
 
-    def __init__(self, arena: Arena, cache: Cache, notes: list[str]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        cache: Cache,
+        notes: list[str],
+        access: Access | None = None,
+        max_connections: int = MAX_SESSIONS,
+    ) -> None:
         self.arena = arena
         self.cache = cache
         self.notes = notes
+        self.access = access if access is not None else Access()
+        self.max_connections = max_connections
         self.sizing = Sizing(arena.data_bytes, notes)
-        self.sessions: dict[int, Session] = {}
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
         self.times = RequestTimes(HANDLERS)
         self.last_tick = time.monotonic()
         self.lanes = Lanes(cache)
+        self.sessions = Sessions(cache.storing.reservations, self.lanes, max_connections)
         self._started = time.monotonic()
-        self._session_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        # Random start: a session id from before a restart must not name a new session.
-        self._session_base = int.from_bytes(os.urandom(5), "big") << 20
         self.max_batch_blocks = max(1, min(MAX_BATCH_BLOCKS, arena.slot_count // 8))
         values = min(INLINE_BATCH_BYTES, self.max_batch_blocks * arena.slot_bytes)
         self.max_frame_bytes = min(
             MAX_FRAME_BYTES, max(values, arena.slot_bytes) + MAX_PLAIN_BYTES
         )
-
-    def next_session_id(self) -> int:
-        """Return an id that was never used, by this daemon or very likely any other."""
-        return self._session_base + next(self._session_ids)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, whatever happens to the connection it answers."""
@@ -95,7 +101,7 @@ class Server:
         self.last_tick = time.monotonic()
         self.lanes.fold()
         self.cache.tick()
-        for session in self.sessions.values():
+        for session in self.sessions:
             self.cache.storing.reservations.expire(session)
 
     def note_block_size(self, client: str, block_bytes: int) -> None:
@@ -116,13 +122,14 @@ class Server:
 
     async def stats(self) -> Stats:
         """Collect the counters of every part."""
+        sessions = self.sessions.open_ones()
         self.lanes.fold()
         return await gather(
             self.cache,
             pid=os.getpid(),
             uptime_s=round(time.monotonic() - self._started, 3),
-            sessions=len(self.sessions),
-            engines=sum(1 for session in self.sessions.values() if session.engine),
+            sessions=len(sessions),
+            engines=sum(1 for session in sessions if session.engine),
             errors=self.errors,
             notes=self.notes,
         )
@@ -135,32 +142,6 @@ class Server:
             uptime_s=round(time.monotonic() - self._started, 3),
             notes=self.notes,
         )
-
-    def end_session(self, session: Session, pidfd: int) -> None:
-        """Forget a session; slots it wrote to or leased wait for the process to end."""
-        self.sessions.pop(session.id, None)
-        session.end_barriers()
-        lane_stays = self.lanes.end(session.id, done=session.writer_is_done)
-        if not self.cache.storing.reservations.end(session) and not lane_stays:
-            if pidfd >= 0:
-                os.close(pidfd)
-            return
-        loop = asyncio.get_running_loop()
-        if pidfd < 0:
-            loop.call_later(ORPHAN_GRACE_S, self.release, session.id)
-            return
-
-        def process_ended() -> None:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self.release(session.id)
-
-        loop.add_reader(pidfd, process_ended)
-
-    def release(self, session_id: int, pid: int | None = None) -> None:
-        """Use a closed session's slots again: its process is gone, or (`pid`) said so."""
-        self.cache.storing.reservations.release(session_id, pid)
-        self.lanes.release(session_id, pid)
 
     def close_connections(self) -> None:
         """Hang up on every client."""
@@ -176,27 +157,34 @@ class Connection(asyncio.Protocol):
         self._frames = FrameReader(MAX_OPENING_BYTES)
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
-        self._pidfd = -1
-        self._pid = 0
+        self._peer = Peer()
         self._client_is_behind = False
         self._outstanding = 0
         self._inline_bytes = 0
         self._backlog: deque[bytes] = deque()
+        self._feed: Feed | None = None
 
     # -- asyncio's calls -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, if it is of our own user."""
+        """Take the connection, if its user may and there is room."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._server.connections.add(self)
-        peer = transport.get_extra_info("socket")
-        self._pid, uid, _ = peer_credentials(peer)
-        if uid != os.getuid():
-            logger.warning("refused a connection of user %d (process %d)", uid, self._pid)
-            transport.abort()
-        elif len(self._server.connections) > MAX_SESSIONS:
-            self._refuse(0, "limit", f"{MAX_SESSIONS} connections are open already")
+        server = self._server
+        server.connections.add(self)
+        self._peer = Peer.of(transport.get_extra_info("socket"))
+        refusal = server.access.refusal(self._peer)
+        if refusal is not None:
+            logger.warning("refused a connection: %s (process %d)", refusal, self._peer.pid)
+            self._refuse(0, "not_allowed", refusal)
+            transport.close()
+        elif len(server.connections) > server.max_connections:
+            self._refuse(
+                0,
+                "limit",
+                f"{server.max_connections} connections are open already, which is what the "
+                f"daemon's limit of open files allows, at most {MAX_SESSIONS}",
+            )
             transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -216,9 +204,10 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._server.connections.discard(self)
         self._server.held.note(self, 0)
-        if self._session is not None:
-            self._server.end_session(self._session, self._pidfd)
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None and session.connection is self:
+            self._server.sessions.leave(session)
+        self._stop_events()
 
     def pause_writing(self) -> None:
         """Take no more requests while the client does not read its replies."""
@@ -229,16 +218,26 @@ class Connection(asyncio.Protocol):
         self._client_is_behind = False
         self._note_held()
         self._work()
+        if self._feed is not None:
+            self._feed.send()
 
     def hang_up(self) -> None:
         """Close after what is already written."""
         if self._transport is not None:
             self._transport.close()
 
+    def leave_session(self) -> None:
+        """Hang up at once: the session goes on by another connection, or its process ended."""
+        self._session = None
+        self._frames.clear()
+        self._backlog.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
     def drop(self, reason: str) -> None:
         """Hang up at once, with nothing more sent or kept."""
         self._server.errors += 1
-        logger.warning("the connection of process %d is dropped: %s", self._pid, reason)
+        logger.warning("the connection of process %d is dropped: %s", self._peer.pid, reason)
         self._frames.clear()
         self._backlog.clear()
         if self._transport is not None:
@@ -275,8 +274,8 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, body: bytes) -> None:
         try:
-            request = protocol.decode_request(body)
-        except protocol.Refused as refused:
+            request = codec.decode_request(body)
+        except codec.Refused as refused:
             self._refuse(refused.request_id, refused.code, refused.message)
             return
         try:
@@ -295,9 +294,12 @@ class Connection(asyncio.Protocol):
         elif self._session is None:
             raise ProtocolError("hello_required", "the first request must be HELLO")
         elif isinstance(request, protocol.Bye):
-            self._session.writer_is_done = True
+            session, self._session = self._session, None
+            self._server.sessions.end(session)
             self._send(protocol.Ok(id=request.id))
             self.hang_up()
+        elif isinstance(request, protocol.Subscribe):
+            self._subscribe(request)
         else:
             kind, started = type(request), time.perf_counter()
             answer = HANDLERS[kind](self._server, self._session, request)
@@ -342,13 +344,34 @@ class Connection(asyncio.Protocol):
 
     def _send(self, reply: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(protocol.encode(reply))
+            self._transport.write(codec.encode(reply))
             if self._client_is_behind:
                 self._note_held()
 
     def _refuse(self, request_id: int, code: str, message: str) -> None:
         self._server.errors += 1
         self._send(protocol.Error(id=request_id, code=code, message=message))
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _subscribe(self, request: protocol.Subscribe) -> None:
+        self._stop_events()
+        feed = Feed(request.id, request.namespaces, self._push)
+        self._server.cache.events.add(feed)
+        self._feed = feed
+        self._send(protocol.Ok(id=request.id))
+
+    def _push(self, events: protocol.Events) -> bool:
+        """Send events, unless the client does not keep up: then they wait in its queue."""
+        if self._client_is_behind:
+            return False
+        self._send(events)
+        return True
+
+    def _stop_events(self) -> None:
+        if self._feed is not None:
+            self._server.cache.events.remove(self._feed)
+            self._feed = None
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -363,34 +386,35 @@ class Connection(asyncio.Protocol):
                 f"this daemon speaks versions {list(protocol.VERSIONS)}, "
                 f"the client {request.versions[:8]}",
             )
-        for released in request.released:
-            open_still = server.sessions.get(released)
-            if open_still is not None and open_still.pid == self._pid:
-                # Its connection's end is still to be read, behind this.
-                open_still.writer_is_done = True
-            server.release(released, self._pid)
-        self._session = Session(
-            server.next_session_id(), request.client[:256], request.engine, self._pid
-        )
+        resumed = self._resume(request.resume)
+        session = resumed
+        if session is None:
+            peer = self._peer
+            connected = self._transport.get_extra_info("socket") if self._transport else None
+            pidfd = peer_pidfd(connected, peer.pid) if connected is not None else -1
+            session = server.sessions.open(
+                self, request.client[:256], request.engine, peer.pid, pidfd
+            )
+        self._session = session
         lane = lane_fd = None
         if request.map:
             try:
-                lane, lane_fd = server.lanes.open(self._session.id, self._pid)
+                lane, lane_fd = server.lanes.open(session)
             except ProtocolError:
                 self._session = None
+                server.sessions.leave(session)
                 raise
-        server.sessions[self._session.id] = self._session
-        server.sizing.announced(self._session.client, request.l1_bytes)
+        server.sizing.announced(session.client, request.l1_bytes)
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
-        self._pidfd = _pidfd(self._pid)
         if request.block_bytes is not None:
             server.note_block_size(request.client, request.block_bytes)
         self._send(
             protocol.HelloAck(
                 id=request.id,
                 version=version,
-                session=self._session.id,
+                session=session.id,
+                resumed=resumed is not None,
                 server=__version__,
                 pid=os.getpid(),
                 max_frame_bytes=server.max_frame_bytes,
@@ -407,6 +431,17 @@ class Connection(asyncio.Protocol):
             finally:
                 os.close(lane_fd)
 
+    def _resume(self, session_id: int | None) -> Session | None:
+        """Take an earlier session of the same process over, from its connection if need be."""
+        if session_id is None:
+            return None
+        sessions = self._server.sessions
+        before = sessions.connection_of(session_id)
+        session = sessions.resume(self, session_id, self._peer.pid)
+        if session is not None and before is not None:
+            before.leave_session()  # Its end is still to be read, behind this.
+        return session
+
     def _pass_arena(self, write: bool, lane_fd: int) -> None:
         """Send the descriptors with the ARENA frame, on the transport's own socket."""
         transport = self._transport
@@ -416,24 +451,23 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         arena = self._server.arena
-        data_fd = arena.data_fd if write else arena.readonly_data_fd()
-        frame = protocol.encode(protocol.Arena(fds=protocol.ARENA_FDS))
+        try:
+            data_fd = arena.data_fd if write else arena.readonly_data_fd()
+        except OSError as error:
+            logger.warning("the arena could not be opened for reading: %s", error)
+            self._send(protocol.Arena(fds=[]))
+            return
+        frame = codec.encode(protocol.Arena(fds=protocol.ARENA_FDS))
         try:
             with transport.get_extra_info("socket").dup() as connected:
                 sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd, lane_fd])
             if sent != len(frame):
                 transport.abort()
         except OSError as error:
-            logger.warning("the arena could not be passed to process %d: %s", self._pid, error)
+            logger.warning(
+                "the arena could not be passed to process %d: %s", self._peer.pid, error
+            )
             transport.abort()
         finally:
             if not write:
                 os.close(data_fd)
-
-
-def _pidfd(pid: int) -> int:
-    """Return a descriptor that tells when a process ends, or -1."""
-    try:
-        return os.pidfd_open(pid) if pid > 0 else -1
-    except OSError:
-        return -1

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from kvd.process import Process
 from kvd.results import Flushed
 
 RESERVATION_S = 60.0  # Far above any copy; a slot kept longer is out of use, see Reservations.
@@ -19,33 +21,57 @@ class Barrier:
     answer: Callable[[], None]
 
 
+class Carrier(Protocol):
+    """A connection that a session is used by."""
+
+    def leave_session(self) -> None:
+        """Have nothing to do with the session any more: hang up at once."""
+
+
 @dataclass
 class Session:
     """One client's session. Event loop only.
 
+    It outlives its connections: a closed socket is not a dead process. See `kvd.sessions`.
+
     Attributes
     ----------
+    process : Process
+        Whose session it is.
+    connection : Carrier or None
+        The connection it is used by; None while the client is away.
     reserved : dict
         Slot to (reservation, time of reserving).
     expired : dict
         Reservations kept too long: answered `expired`, but the slots stay out of use while the
         process may still write into them.
-    writer_is_done : bool
-        The client said that it writes into none of its slots any more.
+    lanes : list of int
+        Its lanes, see `kvd.lanes`.
     """
 
     id: int
     client: str = ""
     engine: str | None = None
-    pid: int = 0
-    writer_is_done: bool = False
+    process: Process = field(default_factory=Process)
+    connection: Carrier | None = None
     reserved: dict[int, tuple[int, float]] = field(default_factory=dict)
     expired: dict[int, int] = field(default_factory=dict)
+    lanes: list[int] = field(default_factory=list)
     durable: int = 0
     dropped: int = 0
     _next_ticket: int = 0
     _pending: OrderedDict[int, None] = field(default_factory=OrderedDict)
     _barriers: list[Barrier] = field(default_factory=list)
+
+    @property
+    def held_slots(self) -> int:
+        """Return how many slots its process may write into because of it."""
+        return len(self.reserved) + len(self.expired)
+
+    @property
+    def holds_something(self) -> bool:
+        """Return whether its process may write into slots or hold leases because of it."""
+        return bool(self.reserved or self.expired or self.lanes)
 
     def open_ticket(self) -> int:
         """Note a long block that is not durable yet and return its ticket."""

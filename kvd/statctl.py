@@ -108,6 +108,7 @@ def _lines(stats: Stats, reason: str | None, fit: dict[str, int | str]) -> list[
         ("misses_total", stats.misses_total),
         ("deletes_total", stats.deletes_total),
         ("errors_total", stats.errors_total),
+        ("inline_total", stats.inline_total),
         ("memory.hits", memory.hits),
         ("memory.misses", memory.misses),
         ("memory.evictions", memory.evictions),

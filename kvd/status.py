@@ -153,6 +153,9 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         never_read_bytes=sum(ledger.census.never_read_bytes for ledger in ledgers),
         read_blocks=sum(ledger.census.read_blocks for ledger in ledgers),
         health=[each.health for each in looks],
+        evictions=sum(tier.eviction.evictions for tier in cache.tiers),
+        reclaimed_bytes=sum(tier.eviction.reclaimed_bytes for tier in cache.tiers),
+        watermark=cache.tiers[0].eviction.flags.watermark,
         policy=cache.tiers[0].evict_policy,
         recover=cache.tiers[0].recover,
     )
@@ -238,6 +241,9 @@ def _status(
     never_read_bytes: int = 0,
     read_blocks: int = 0,
     health: Sequence[PathHealth] = (),
+    evictions: int = 0,
+    reclaimed_bytes: int = 0,
+    watermark: float = SOFT_PRESSURE,
     policy: str = "",
     recover: str = "",
 ) -> Status:
@@ -246,7 +252,6 @@ def _status(
     max_bytes = max(disk.max_bytes, used)
     fraction = used / max_bytes if max_bytes else 0.0
     by_name = named(usage, names)
-    evicted = sum(store.evictions * store.slot_bytes for store in stores)
     return Status(
         state=state,
         version=__version__,
@@ -256,7 +261,7 @@ def _status(
         free_bytes=max_bytes - used,
         max_bytes=max_bytes,
         usage_fraction=round(fraction, 6),
-        soft_pressure=fraction >= SOFT_PRESSURE,
+        soft_pressure=fraction >= min(watermark, SOFT_PRESSURE),
         value_bytes=sum(each.value_bytes for each in usage.values()),
         allocated_bytes=disk.allocated_bytes,
         index_bound_bytes=sum(store.index_bound_bytes for store in stores),
@@ -266,8 +271,8 @@ def _status(
             name: NamespaceUse(each.entries, each.bytes) for name, each in by_name.items()
         },
         quotas=dict(quotas or {}),
-        evictions=sum(store.evictions for store in stores),
-        reclaimed_bytes=evicted,
+        evictions=evictions,
+        reclaimed_bytes=reclaimed_bytes,
         rejected_writes=rejected_writes,
         rejected_by_namespace=rejected or {},
         dropped=dropped,

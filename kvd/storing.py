@@ -34,6 +34,7 @@ class CacheCounters:
     gets: int = 0
     hits: int = 0
     deletes: int = 0
+    inline: int = 0  # Blocks that went through the socket, either way.
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -166,7 +167,7 @@ class Storing:
         """Publish written slots; one word per item."""
         namespace = self._namespaces.get(name)
         results: list[str] = []
-        for item in items:
+        for position, item in enumerate(items):
             self._counters.sets += 1
             status = self.reservations.take(session, item.slot, item.reservation)
             if status != protocol.RESERVED:
@@ -177,7 +178,14 @@ class Storing:
             else:
                 results.append(
                     self._store(
-                        session, namespace, item.key, item.slot, item.length, item.checksum, keep
+                        session,
+                        namespace,
+                        item.key,
+                        item.slot,
+                        item.length,
+                        item.checksum,
+                        keep,
+                        position,
                     )
                 )
         return results
@@ -197,7 +205,7 @@ class Storing:
         """Store values that came in the request."""
         namespace = self._namespaces.get(name)
         results: list[str] = []
-        for item in items:
+        for position, item in enumerate(items):
             self._counters.sets += 1
             size = len(item.value)
             fate = self.admit(session, namespace, item.key, size, keep)
@@ -208,11 +216,21 @@ class Storing:
             if reserved is None:
                 results.append(self.refuse(protocol.NO_ROOM))
                 continue
+            self._counters.inline += 1
             view = self._memory.arena.view(reserved[0], size)
             view[:] = item.value
             view.release()
             results.append(
-                self._store(session, namespace, item.key, reserved[0], size, item.checksum, keep)
+                self._store(
+                    session,
+                    namespace,
+                    item.key,
+                    reserved[0],
+                    size,
+                    item.checksum,
+                    keep,
+                    position,
+                )
             )
         return results
 
@@ -225,6 +243,7 @@ class Storing:
         length: int,
         checksum: int,
         keep: Keep,
+        position: int,
     ) -> str:
         """Publish a written slot under its key, unless the key came in meanwhile."""
         if keep.retention is Retention.NONE:
@@ -239,7 +258,9 @@ class Storing:
             return self.refuse_by_quota(namespace)
         if self._promoter is not None:
             self._promoter.void(namespace, key)
-        block = Block(namespace, key, slot, length, checksum, keep.retention, keep.expires_ns)
+        block = Block(
+            namespace, key, slot, length, checksum, keep.retention, keep.expires_ns, position
+        )
         self._memory.publish(block)
         self._memory.counters.bytes_in += length
         self._counters.stored += 1

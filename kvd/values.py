@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES
+from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES, MAX_TTL_S
+
+RETENTIONS = ("none", "ephemeral", "short", "long")
 
 
 def checked_key(key: bytes) -> bytes:
@@ -38,6 +40,23 @@ def checked_seconds(name: str, seconds: float, most: float) -> float:
     if not 0 <= seconds <= most:  # Also refuses nan.
         raise ValueError(f"{name} is {seconds}: give 0 to {most:.0f} seconds")
     return float(seconds)
+
+
+def checked_keep(retention: str, ttl_s: float | None) -> float | None:
+    """Check how long blocks are to be kept and return `ttl_s` as a float, or None."""
+    if retention not in RETENTIONS:
+        raise ValueError(f"retention {retention!r} is none of {', '.join(RETENTIONS)}")
+    return None if ttl_s is None else checked_seconds("ttl_s", ttl_s, MAX_TTL_S)
+
+
+def checked_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return sizes in bytes; TypeError or ValueError when one is none."""
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"a size is a number of bytes, not {type(size).__name__}")
+        if size < 0:
+            raise ValueError(f"a size is 0 bytes or more, not {size}")
+    return list(sizes)
 
 
 def flat_view(value: Any) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvd.admission import SecondHit
 from kvd.block import Block, Retention
@@ -64,6 +64,7 @@ class WriteBack:
         self._lanes = {tier: WriteLane(self, tier, share) for tier in long_paths.tiers}
         self.lanes: Sequence[WriteLane] = list(self._lanes.values())
         self.limits = ExpiryLimits(long_paths, namespaces.limits)
+        self.on_durable: Callable[[Block], None] = lambda block: None
 
     @property
     def queue_blocks(self) -> int:
@@ -213,6 +214,7 @@ class WriteBack:
                 return
             self.memory.place(block)
             block.resolve(True)
+            self.on_durable(block)
             return
         if outcome is not Outcome.CORRUPT:
             self.dropped(block, reason)
@@ -241,7 +243,7 @@ class WriteBack:
     async def drain(self, timeout_s: float) -> int:
         """Write every dirty block, the most valuable first; return how many were left behind.
 
-        Long ones go before short ones, and those used last before the others.
+        Long ones go before short ones, and those of the highest rank before the others.
         """
         deadline = time.monotonic() + timeout_s
         # What found the queue full came later than what is in it.

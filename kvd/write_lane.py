@@ -264,7 +264,13 @@ class WriteLane:
             arena = self._memory.arena
             group.views += [arena.view(block.slot, block.length) for block in group.blocks]
             items = [
-                WriteItem(block.disk_key, view, block.checksum, to_metadata(block.expires_ns))
+                WriteItem(
+                    block.disk_key,
+                    view,
+                    block.checksum,
+                    to_metadata(block.expires_ns),
+                    block.position,
+                )
                 for block, view in zip(group.blocks, group.views, strict=True)
             ]
             call = tier.on_writer(self._write_blocking, items, touched, names)

@@ -37,7 +37,7 @@ def build_parser(groups: Groups) -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         description="Serve a tiered KV cache to every engine on this host. No flag is required.",
         epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, "
-        "demo; each has its own --help. Sizes take K, M, G, T.",
+        "size, demo; each has its own --help. Sizes take K, M, G, T.",
     )
     parser.add_argument("--version", action="version", version=f"kvd {__version__}")
     for name, help_text in COMMAND_LINE_ONLY.items():

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvd.config.flag import flag, size
+from kvd.config.flag import flag, size, switch
 from kvd.config.values import Values
 from kvd.errors import ConfigError
 from kvd.machine_memory import free_bytes
+from kvd.pages import MAX_NODES
 from tablespace import format_size
 
 TITLE = "memory tier"
 DEFAULT_MAX_BYTES = 8 << 30
+
+
+def nodes(given: str) -> tuple[int, ...]:
+    """NUMA nodes; none of them is all in turn."""
+    if given == "interleave":
+        return ()
+    try:
+        numbers = tuple(sorted({int(part) for part in given.split(",")}))
+    except ValueError:
+        numbers = (-1,)
+    if numbers[0] < 0 or numbers[-1] >= MAX_NODES:
+        raise ValueError("no nodes; write interleave, or numbers such as 0,1")
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +36,17 @@ class Memory:
         "--max-bytes",
         size,
         help="size of the shared arena (default: 8G, or half of what is free if less)",
+    )
+    no_pin: bool = switch("--no-pin", help="let the system swap the arena out")
+    hugepages: bool = switch(
+        "--hugepages", help="make huge pages of the arena, which takes seconds for each GiB"
+    )
+    numa: tuple[int, ...] | None = flag(
+        "--numa",
+        nodes,
+        metavar="NODES",
+        help="where the arena's memory comes from: 'interleave' over all nodes, or numbers "
+        "such as 0,1 (default: the system's policy)",
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from kvd import Client, UnavailableError
+from kvd.policy.rules import DEFAULT_POLICY, POLICIES
 from kvd.replay import killreport, report
 from kvd.replay.backlog import Backlog
 from kvd.replay.connect import namespace_name, wait_until_connected, wait_until_populated
@@ -110,6 +111,12 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--max-bytes", type=_size, metavar="SIZE", help="its arena (default 512M)")
     own.add_argument("--long-bytes", type=_size, metavar="SIZE", help="its region (default 1G)")
     own.add_argument(
+        "--evict-policy", choices=POLICIES, help=f"its eviction policy (default {DEFAULT_POLICY})"
+    )
+    own.add_argument(
+        "--watermark", metavar="SHARE", help="its watermark (default 0.9; 1.0 fills every slot)"
+    )
+    own.add_argument(
         "--long-path",
         type=Path,
         metavar="DIR",
@@ -135,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.trace is not None and arguments.generate is not None:
         options.error("--generate describes a workload without TRACE: give one of them")
     if arguments.socket is not None:
-        for name in ("max_bytes", "long_bytes", "long_path", "kill_rounds"):
+        for name in (*OWN_DEFAULTS, "long_path", "kill_rounds", "evict_policy", "watermark"):
             if getattr(arguments, name) is not None:
                 flag = "--" + name.replace("_", "-")
                 options.error(f"{flag} is for a daemon of replay's own: leave out --socket")
@@ -172,6 +179,7 @@ def _run(arguments: argparse.Namespace) -> int:
         max_bytes=arguments.max_bytes,
         long_bytes=arguments.long_bytes,
         slot_bytes=-(-block_bytes // SLOT_MULTIPLE) * SLOT_MULTIPLE,
+        arguments=_own_flags(arguments),
     ) as daemon:
         if arguments.kill_rounds is not None:
             return _kill_check(arguments, requests, daemon)
@@ -179,6 +187,12 @@ def _run(arguments: argparse.Namespace) -> int:
         status = _replay(arguments, requests, str(daemon.socket))
         daemon.stop()
         return status
+
+
+def _own_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return what the daemon's own command line says of eviction, which checks it."""
+    flags = (("--evict-policy", arguments.evict_policy), ("--watermark", arguments.watermark))
+    return [f"{flag}={value}" for flag, value in flags if value is not None]
 
 
 def _requests(arguments: argparse.Namespace) -> list[Request]:

@@ -68,9 +68,9 @@ def test_every_wait_on_a_stuck_daemon_is_bounded(running):
     os.kill(running.pid, signal.SIGSTOP)
     try:
         started = time.monotonic()
-        assert blocks.get(b"k") is None
+        assert blocks.get(b"absent") is None
         assert blocks.put(b"l", b"w") is False
-        assert blocks.exists([b"k"]) == [False]
+        assert blocks.exists([b"absent"]) == [False]
         with pytest.raises(kvd.UnavailableError):
             client.flush(0.1)
         assert time.monotonic() - started < 5

@@ -201,9 +201,10 @@ def test_blocks_in_use_stay_while_others_pour_in(running, make_blocks):
         assert client.stats().memory.evictions > 300
 
 
-def test_cells_of_blocks_that_went_through_the_disk_carry_their_own_key(running):
+def test_cells_of_blocks_that_went_through_the_disk_carry_their_own_key(daemons):
     """Sessions whose blocks had gone to disk were answered with other requests' contents. Each
     512 bytes of a block name its key and their place, so that no mixture can go unnoticed."""
+    running = daemons("--watermark", "1.0").start()
 
     def block(key):
         return b"".join((b"%s@%d;" % (key, at)).ljust(512, b".") for at in range(SLOT // 512))

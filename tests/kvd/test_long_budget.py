@@ -45,6 +45,7 @@ def test_used_bytes_are_right_after_a_kill_and_the_disk_stays_within_its_bound(
     daemon = daemons(disk=False)
     places = [daemon.long_path.parent / f"p{number}" for number in range(paths)]
     daemon.flags += ["--long-paths", ",".join(map(str, places)), "--long-bytes", "16M"]
+    daemon.flags += ["--watermark", "1.0"]  # So that it is nearly full.
     daemon.start()
     bound = BUDGET + sum(map(int, re.findall(r"index +at most .* \((\d+) bytes\)", daemon.log)))
     slots = BUDGET // SLOT

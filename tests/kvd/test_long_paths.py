@@ -8,10 +8,10 @@ import sys
 import pytest
 
 import kvd
+from kvd.back_off import BackOff
 from kvd.errors import ProtocolError
 from kvd.long_paths import LongPaths
 from kvd.long_tier import LongTier
-from kvd.path_health import PathHealth
 from tablespace import FailedError
 
 SLOT = 65536
@@ -100,7 +100,7 @@ def test_a_failed_path_costs_its_share_and_comes_back(on_rig, monkeypatch):
         rig.evict(again)
         assert await rig.get(again) == [b"v"]
 
-    monkeypatch.setattr("kvd.path_health.FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("kvd.back_off.FIRST_RETRY_S", 0.05)
     on_rig(scenario, paths=2)
 
 
@@ -118,7 +118,7 @@ def test_a_region_whose_containers_went_is_opened_again(on_rig, monkeypatch):
         assert (await rig.cache.flush(rig.session, 20)).pending == 0
         assert (await rig.cache.locate("m", [b"after"]))[0].durable
 
-    monkeypatch.setattr("kvd.path_health.FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("kvd.back_off.FIRST_RETRY_S", 0.05)
     on_rig(scenario)
 
 
@@ -139,7 +139,7 @@ def test_a_path_that_cannot_be_opened_again_is_still_read(on_rig, monkeypatch):
         rig.long._open = opening
         await rig.ticking(lambda: rig.long.is_up)
 
-    monkeypatch.setattr("kvd.path_health.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("kvd.back_off.FIRST_RETRY_S", 0.02)
     on_rig(scenario)
 
 
@@ -164,13 +164,13 @@ def test_what_is_removed_while_a_path_is_away_does_not_come_back(on_rig, monkeyp
         assert await rig.get(*sick) == [None] * len(sick)
         assert not any(rig.disk_key(key) in bad.store for key in sick)
 
-    monkeypatch.setattr("kvd.path_health.FIRST_RETRY_S", 0.3)
+    monkeypatch.setattr("kvd.back_off.FIRST_RETRY_S", 0.3)
     on_rig(scenario, paths=2)
 
 
 def test_retries_come_later_and_later_until_something_was_written():
     now = [0.0]
-    health = PathHealth(lambda: now[0])
+    health = BackOff(lambda: now[0])
     delays = []
     for _ in range(9):
         health.failed("x")

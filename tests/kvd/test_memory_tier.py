@@ -8,6 +8,7 @@ from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace
+from kvd.process import Process
 from kvd.reservations import Reservations
 from kvd.session import RESERVATION_S, Session
 
@@ -159,26 +160,31 @@ class TestReservations:
         assert reservations.take(session, slot, number) == protocol.UNKNOWN_RESERVATION
         assert _accounted(memory) == SLOTS
 
-    def test_a_closed_connection_is_no_dead_process(self, reservations, memory):
-        session = Session(1, pid=42)
+    def test_a_session_nobody_resumes_keeps_its_slots_out_of_use(
+        self, reservations, memory, clock
+    ):
+        process = Process(42)
+        session = Session(1, process=process)
         reservations.reserve(session)
-        assert reservations.end(session)
-        assert memory.quarantined_slots == 1
-        reservations.release(1, pid=43)
-        assert memory.quarantined_slots == 1
-        reservations.release(1, pid=42)
-        reservations.release(1, pid=42)
+        clock[0] += RESERVATION_S + 1
+        reservations.expire(session)
+        reservations.reserve(session)
+        reservations.orphan(session)
+        assert (memory.quarantined_slots, process.left_slots) == (2, 2)
+        reservations.end(session)
+        assert memory.quarantined_slots == 2
+        reservations.free_orphans(process)
+        reservations.free_orphans(process)
         assert memory.quarantined_slots == 0
         assert memory.free_slots == SLOTS
 
-    def test_bye_gives_everything_back_at_once(self, reservations, memory, clock):
+    def test_the_end_gives_everything_back_at_once(self, reservations, memory, clock):
         session = Session(1)
         reservations.reserve(session)
         clock[0] += RESERVATION_S + 1
         reservations.expire(session)
         reservations.reserve(session)
-        session.writer_is_done = True
-        assert not reservations.end(session)
+        reservations.end(session)
         assert memory.free_slots == SLOTS
         assert _accounted(memory) == SLOTS
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvd import protocol
+from kvd import codec, protocol
 from kvd.errors import ProtocolError
 from kvd.frames import HEADER, FrameReader
 from kvd.results import Flushed, Location
@@ -20,14 +20,14 @@ def test_every_reply_survives_the_wire():
         protocol.Error(id=7, code="limit", message="m"),
     ]
     for reply in replies:
-        frame = protocol.encode(reply)
+        frame = codec.encode(reply)
         (body,) = FrameReader().feed(frame)
-        assert protocol.decode_reply(body) == reply
+        assert codec.decode_reply(body) == reply
 
 
 def test_checksums_use_all_sixty_four_bits():
     request = protocol.Commit(namespace="m", items=[protocol.CommitItem(1, 3, b"k", 5, 2**64 - 1)])
-    decoded = protocol.decode_request(protocol.encode(request)[4:])
+    decoded = codec.decode_request(codec.encode(request)[4:])
     assert decoded == request
 
 
@@ -53,8 +53,8 @@ def test_a_frame_over_the_limit_is_refused_before_it_is_read():
 @given(st.binary(max_size=200))
 def test_any_body_is_a_request_or_a_refusal_with_a_stable_code(body):
     try:
-        assert isinstance(protocol.decode_request(body), protocol.Message)
-    except protocol.Refused as refused:
+        assert isinstance(codec.decode_request(body), protocol.Message)
+    except codec.Refused as refused:
         assert refused.code in ("malformed", "unknown_op", "bad_request")
 
 
@@ -81,6 +81,6 @@ def test_any_body_is_a_request_or_a_refusal_with_a_stable_code(body):
 def test_any_map_is_a_request_or_a_refusal(value, op):
     message = {**value, "op": op} if isinstance(value, dict) else {"op": op, "keys": value}
     try:
-        protocol.decode_request(msgspec.msgpack.encode(message))
-    except protocol.Refused as refused:
+        codec.decode_request(msgspec.msgpack.encode(message))
+    except codec.Refused as refused:
         assert refused.code in ("malformed", "unknown_op", "bad_request")

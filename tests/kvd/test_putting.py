@@ -9,6 +9,7 @@ import pytest
 
 import kvd
 from kvd import protocol
+from kvd.client_session import Writer
 from kvd.mapping import ArenaMapping
 
 
@@ -59,11 +60,11 @@ def test_closing_while_another_thread_copies_gives_no_slot_away(daemons, monkeyp
 
 def test_no_put_begins_on_a_connection_that_says_bye(running):
     client = running.client()
-    connection = client.connection()
+    session = client.session()
     client.close()
     with pytest.raises(kvd.UnavailableError):
-        client.begin_write(connection, object())
-    assert not connection.writers
+        client.begin_write(session, Writer())
+    assert not session.writers
 
 
 def test_an_interrupted_put_gives_its_slots_back(daemons, monkeypatch):
@@ -148,24 +149,6 @@ def test_signals_at_any_moment_leak_no_slot(daemons, wait_until):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def test_a_session_released_before_its_end_is_seen_gives_its_slots_back(running, wait_until):
-    """The HELLO that names an old session may be read before the old connection's end: the
-    slots then stayed out of use while the process lived."""
-    old, new = running.client(), running.client()
-    old.ask(protocol.Reserve(namespace="m", sizes=[10] * 8), protocol.Granted)
-    session = old.connection().limits.session
-    new._released.append(session)
-    assert new.stats().memory.slots_reserved == 8
-    old.connection().close()
-
-    def back():
-        memory = new.stats().memory
-        return memory.slots_reserved == memory.slots_quarantined == 0
-
-    wait_until(back)
-    new.close()
 
 
 @pytest.mark.parametrize("ttl_s", [-1, -1.0, float("nan"), float("inf"), 1e12])

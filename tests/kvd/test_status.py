@@ -93,10 +93,11 @@ def test_the_numbers_add_up_while_it_runs_and_when_it_is_stopped(
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_what_is_used_is_known_before_the_first_request_after_a_restart(
-    running, document, put_all, make_blocks, how
+    daemons, document, put_all, make_blocks, how
 ):
     """Usage began at zero after a crash although the disk was nearly full, and eviction by it
     far too late (H033, and the note on restarts in the budget's guide)."""
+    running = daemons("--watermark", "1.0").start()
     with running.client() as client:
         put_all(client, client.namespace("m"), make_blocks(236))  # 92 % of 256 slots.
     before = document("status", "--socket", running.socket)

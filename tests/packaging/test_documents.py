@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 import tablespace
-from kvd import config, protocol
+from kvd import codec, config, protocol
+from kvd.policy import cli as size
 from tablespace import checksum64
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -185,7 +186,16 @@ def test_protocol_names_every_status_and_limit() -> None:
 
 def test_protocol_names_every_error_code_the_daemon_sends() -> None:
     table = text_of("docs/protocol.md").partition("## Errors")[2].partition("\n\nThe daemon")[0]
-    daemon = ("cache.py", "dispatch.py", "frames.py", "namespaces.py", "protocol.py", "server.py")
+    daemon = (
+        "cache.py",
+        "codec.py",
+        "dispatch.py",
+        "events.py",
+        "frames.py",
+        "lanes.py",
+        "namespaces.py",
+        "server.py",
+    )
     sent = set()
     for name in daemon:
         sent |= set(
@@ -201,13 +211,23 @@ def test_protocol_names_every_error_code_the_daemon_sends() -> None:
 def test_frame_shown_in_protocol_is_a_frame() -> None:
     shown = re.search(r"^((?:[0-9a-f]{2} +)+[0-9a-f]{2})$", text_of("docs/protocol.md"), re.M)
     assert shown is not None
-    assert bytes.fromhex(shown[1]) == protocol.encode(protocol.Ping(id=7))
+    assert bytes.fromhex(shown[1]) == codec.encode(protocol.Ping(id=7))
+
+
+def test_frames_shown_as_bytes_are_frames() -> None:
+    page = text_of("docs/protocol.md").partition("## Frames as bytes")[2]
+    frames = re.findall(r"^(->|<-) ((?:[0-9a-f]{2}[ \n]+)+)", page, re.M)
+    assert len(frames) >= 9
+    for arrow, shown in frames:
+        frame = bytes.fromhex(shown)
+        decode = codec.decode_request if arrow == "->" else codec.decode_reply
+        assert codec.encode(decode(frame[4:])) == frame
 
 
 def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config.parse(["--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + size.parser().format_help()))
     for name in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         block = "\n".join(
             line

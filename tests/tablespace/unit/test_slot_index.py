@@ -139,7 +139,7 @@ class TestLookups:
         reader = shared.reader()
         assert reader.contains_many(1, [b"old", b"new"]) == [False, True]
         assert reader.get_bytes(1, b"old") is None
-        assert reader.lease(1, b"old", []) is None
+        assert reader.lease_many(1, [b"old"], []) == [None]
         shared.slots.set_expires(1, now)
         assert reader.get_bytes(1, b"new") is None
         shared.slots.set_expires(1, 0)
@@ -159,7 +159,7 @@ class TestLookups:
         assert reader.is_current()
         reader.stop()
         assert not reader.is_current()
-        assert reader.lease(1, b"k", []) is None
+        assert reader.lease_many(1, [b"k"], []) == [None]
 
 
 class TestTable:
@@ -284,7 +284,7 @@ class TestReadersMeetTheWriter:
         reader = shared.reader()
         versions = shared.index.withdraw([0])
         assert reader.get_bytes(1, b"k") is None
-        assert reader.lease(1, b"k", []) is None
+        assert reader.lease_many(1, [b"k"], []) == [None]
         assert reader.contains_many(1, [b"k"]) == [False]
         shared.index.restore(0, versions[0])
         assert reader.get_bytes(1, b"k") == b"v"
@@ -304,7 +304,8 @@ class TestLeasesMeetEviction:
         shared.store(0, b"k", b"v")
         reader = shared.reader()
         places: list[int] = []
-        assert reader.lease(1, b"k", places) == (0, 1)
+        (view,) = reader.lease_many(1, [b"k"], places)
+        assert view is not None and view.readonly and bytes(view) == b"v"
         version = shared.slots.version(0)
         assert shared.index.evict([0], shared.lanes, 1) == []
         assert shared.slots.version(0) == version
@@ -359,10 +360,10 @@ class TestLeasesMeetEviction:
         shared.store(0, b"k", b"v")
         reader = shared.reader()
         places: list[int] = []
-        assert reader.lease(1, b"k", places) is not None
+        assert reader.lease_many(1, [b"k"], places) == [b"v"]
         assert shared.index.remove([0], shared.lanes) == [True]
         assert reader.get_bytes(1, b"k") is None
-        assert reader.lease(1, b"k", []) is None
+        assert reader.lease_many(1, [b"k"], []) == [None]
         assert shared.index.leased([0, 1], shared.lanes) == [True, False]
         reader.release(places)
         assert shared.index.leased([0, 1], shared.lanes) == [False, False]
@@ -373,8 +374,8 @@ class TestLeasesMeetEviction:
         for slot in range(6):
             shared.store(slot, b"%d" % slot, b"v")
         reader, other = shared.reader(), shared.reader()
-        reader.lease(1, b"0", [])
-        other.lease(1, b"2", [])
+        assert reader.lease_many(1, [b"0"], []) == [b"v"]
+        assert other.lease_many(1, [b"x", b"2"], []) == [None, b"v"]
         assert shared.index.evict([0, 1, 2, 3, 4], shared.lanes, 2) == [1, 3]
         keys = [b"%d" % slot for slot in range(6)]
         assert reader.contains_many(1, keys) == [True, False, True, False, True, True]
@@ -383,7 +384,7 @@ class TestLeasesMeetEviction:
         shared.store(0, b"k", b"v")
         reader = shared.reader()
         places: list[int] = []
-        assert reader.lease(1, b"k", places) == reader.lease(1, b"k", places) == (0, 1)
+        assert reader.lease_many(1, [b"k", b"k"], places) == [b"v", b"v"]
         reader.release([places.pop()])
         assert shared.index.evict([0], shared.lanes, 1) == []
         reader.release(places)

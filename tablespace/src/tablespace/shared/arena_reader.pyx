@@ -7,6 +7,7 @@ from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.sequence cimport PySequence_GetSlice
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 
@@ -59,6 +60,7 @@ cdef class ArenaReader:
 
     cdef readonly SlotIndex index
     cdef readonly Lane lane
+    cdef object _readonly
     cdef Py_buffer _data
     cdef Py_buffer _heartbeat
     cdef int _held
@@ -86,6 +88,7 @@ cdef class ArenaReader:
             raise ValueError("the heartbeat is one 8-aligned word")
         self.index = index
         self.lane = lane
+        self._readonly = memoryview(data).toreadonly()
         self._slot_bytes = slot_bytes
         self._stale_ns = stale_ns
         self._unchecked_ns = unchecked_ns
@@ -348,33 +351,51 @@ cdef class ArenaReader:
 
     # -- leasing -------------------------------------------------------------------------------
 
-    def lease(self, uint64_t namespace_id, key, list places not None):
-        """Lease a block's slot; return (offset in the data, length), or None.
+    def lease_many(self, uint64_t namespace_id, list keys not None, list places not None):
+        """Lease blocks' slots and return read-only views of their values, None for each miss.
 
-        None also when no lease is free. The lease's place is appended to `places`, in the same
-        breath: an exception of a signal handler cannot come between. Until `release` of it the
-        bytes stay.
+        None also when no lease is free. The places of the leases are appended to `places` in
+        the same breath: an exception of a signal handler cannot come between. Until `release`
+        of its place the bytes of a view stay.
+
+        Returns
+        -------
+        list of memoryview or None
         """
         self._require_open()
+        cdef Py_ssize_t count = PyList_GET_SIZE(keys)
+        cdef Py_ssize_t i
         cdef Sought sought
         cdef Seen seen
+        cdef list views = [None] * count
+        if self.lane is None or self._stopped:
+            return views
+        for i in range(count):
+            _seek_key(&sought, namespace_id, <object>PyList_GET_ITEM(keys, i))
+            if self._lease(&sought, &seen, places):
+                views[i] = self._view_of(
+                    <Py_ssize_t>seen.slot * self._slot_bytes, seen.length)
+        return views
+
+    cdef bint _lease(self, const Sought *sought, Seen *seen, list places) except -1:
+        """Pin what is found now; False for a miss."""
         cdef int attempt
         cdef Py_ssize_t place
-        _seek_key(&sought, namespace_id, key)
-        if self.lane is None or self._stopped:
-            return None
         for attempt in range(ATTEMPTS):
-            if not self.index.look(&sought, &seen) or seen.length > <uint64_t>self._slot_bytes:
-                return None
+            if not self.index.look(sought, seen) or seen.length > <uint64_t>self._slot_bytes:
+                return False
             place = self._pin(seen.slot, seen.version)
             if place >= 0:
                 places.append(place)
-                self._count(&seen)
-                return <Py_ssize_t>seen.slot * self._slot_bytes, seen.length
+                self._count(seen)
+                return True
             if place == MISS_CODE:
-                return None
+                return False
             self.retries += 1
-        return None
+        return False
+
+    cdef object _view_of(self, Py_ssize_t offset, Py_ssize_t length):
+        return PySequence_GetSlice(self._readonly, offset, offset + length)
 
     def lease_slot(self, Py_ssize_t slot, uint64_t version, list places not None):
         """Lease a slot that the daemon named, if it still is that version; return whether."""
@@ -415,6 +436,7 @@ cdef class ArenaReader:
         if self._active:
             raise BufferError(f"{self._active} copies are under way")
         self._stopped = True
+        self._readonly = None
         self._let_buffers_go()
 
 

@@ -9,7 +9,7 @@ FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 
-class PathHealth:
+class BackOff:
     """One path's state and back-off. Event loop only.
 
     Attributes

@@ -1,0 +1,1 @@
+"""Which block leaves next: one rule for both tiers, and the simulation that judges it."""

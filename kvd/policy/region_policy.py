@@ -1,0 +1,108 @@
+"""The rule on the long tier: what `tablespace.open` takes for `eviction`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from kvd.policy.queue import EvictionQueue
+from kvd.policy.ranked import Rule
+
+MAX_HINTS = 4096
+"""Blocks of a few write groups: what was told of blocks that were then not stored is let go."""
+
+SPARE_NAMES = 64
+"""Named beyond those wanted, in place of entries that are being read just then."""
+
+
+class _Entry:
+    """A block on disk."""
+
+    __slots__ = ("fill", "identity", "key", "position", "rank", "reuses", "slot_bytes", "used_at")
+
+    def __init__(self, key: bytes, slot_bytes: int, position: int, fill: float) -> None:
+        self.key = key
+        self.slot_bytes = slot_bytes
+        self.identity = hash(key)
+        self.position = position
+        self.fill = fill
+        self.rank = 0.0
+        self.reuses = 0
+        self.used_at = 0
+
+
+class RegionPolicy:
+    """Ranks the entries of a region by a rule, slots of each size by themselves.
+
+    Attributes
+    ----------
+    evictions, reclaimed_bytes : int
+        Entries that left after they were named here, and the bytes of their slots.
+
+    Notes
+    -----
+    Safe from any thread. Nothing is persisted: after a restart the entries come in the order of
+    their last use, as far as the region kept it, without their reuses and positions.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.evictions = 0
+        self.reclaimed_bytes = 0
+        self._rule = rule
+        self._lock = threading.Lock()
+        self._entries: dict[bytes, _Entry] = {}
+        self._queues: dict[int, EvictionQueue[_Entry]] = {}
+        self._named: set[bytes] = set()
+        self._hints: dict[bytes, tuple[int, int]] = {}
+
+    def expect(self, key: bytes, position: int, length: int) -> None:
+        """Tell of a block about to be stored: its place in its prompt and its bytes."""
+        with self._lock:
+            self._hints[key] = (position, length)
+            if len(self._hints) > MAX_HINTS:
+                del self._hints[next(iter(self._hints))]
+
+    # -- for the store -------------------------------------------------------------------------
+
+    def inserted(self, key: bytes, slot_bytes: int) -> None:
+        """Rank a stored key."""
+        with self._lock:
+            position, length = self._hints.pop(key, (0, slot_bytes))
+            entry = _Entry(key, slot_bytes, position, length / slot_bytes)
+            self._rule.stored(entry)
+            self._entries[key] = entry
+            queue = self._queues.get(slot_bytes)
+            if queue is None:
+                queue = self._queues[slot_bytes] = EvictionQueue(self._rule.resolution)
+            queue.add(entry)
+
+    def used(self, key: bytes) -> None:
+        """Rank a key that was read, here or in memory."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._rule.used(entry)
+                self._queues[entry.slot_bytes].moved(entry)
+
+    def removed(self, key: bytes) -> None:
+        """Forget a key; of one that was evicted the rule remembers what it was worth."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is None:
+                return
+            self._queues[entry.slot_bytes].discard(entry)
+            if key in self._named:
+                self._named.discard(key)
+                self._rule.left(entry)
+                self.evictions += 1
+                self.reclaimed_bytes += entry.slot_bytes
+
+    def victims(self, slot_bytes: int, wanted: int) -> Sequence[bytes]:
+        """Name the keys of the lowest ranks."""
+        with self._lock:
+            queue = self._queues.get(slot_bytes)
+            if queue is None:
+                return []
+            names = [entry.key for entry in queue.lowest(wanted + SPARE_NAMES)]
+            self._named = set(names)
+            return names
