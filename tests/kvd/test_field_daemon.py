@@ -74,7 +74,11 @@ def test_stops_and_kills_leave_nothing_that_adds_up(daemons, make_blocks, wait_u
     assert after_kill == {frozenset({"long", "daemon.log", "kvd.sock", "kvd.sock.lock"})}
     assert max(held[1:]) <= held[1]
     assert set(os.listdir("/dev/shm")) <= shared
-    assert {path.name for path in daemon.long_path.iterdir()} == {"region", "namespaces.json"}
+    assert {path.name for path in daemon.long_path.iterdir()} == {
+        "ages.json",
+        "namespaces.json",
+        "region",
+    }
     # Every file of the region is one that `python -m tablespace info` accounts for.
     assert {path.name for path in (daemon.long_path / "region").iterdir()} <= {
         "region.json",

@@ -12,8 +12,8 @@ import kvd
 
 @pytest.fixture
 def daemon(daemons):
-    """128 slots, no disk."""
-    return daemons(disk=False).start()
+    """128 slots, no disk; what was used last stays longest."""
+    return daemons("--evict-policy", "lru", disk=False).start()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def test_the_counters_are_printed_and_the_reason_for_no_hits(running, command, d
         "misses_total": 1,
         "deletes_total": 0,
         "errors_total": 0,
+        "inline_total": 0,
     }
     status, out, _ = command("statctl", *at)
     lines = dict(line.split(None, 1) for line in out.splitlines() if " " in line)
