@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import roofline
 from daemon_rows import Row, difference, make
@@ -76,7 +77,7 @@ def hits(bench: Bench) -> list[Row]:
                 workers.all("copy")
                 for _ in bench.rounds(f"get_into, {count} clients", 2):
                     runs = {
-                        name: lambda name=name: statistics.median(workers.all(name, clock))
+                        name: partial(_median, workers, name, clock)
                         for name in ("get_into", "copy")
                     }
                     found = shuffled(runs)
@@ -101,6 +102,10 @@ def hits(bench: Bench) -> list[Row]:
             if first:
                 rows.append(make("hits", "the same, mapping new", first, "us", "us"))
     return rows
+
+
+def _median(workers: Workers, name: str, clock: Callable[[], float]) -> float:
+    return statistics.median(workers.all(name, clock))
 
 
 def leases(bench: Bench) -> list[Row]:

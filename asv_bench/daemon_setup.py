@@ -93,8 +93,8 @@ def _wait_populated(socket: str, deadline: float) -> None:
 
 def knows_flag(name: str) -> bool:
     """Return whether this daemon has a flag."""
-    known = subprocess.run([sys.executable, "-m", "kvd", "--help"], capture_output=True, text=True)
-    return name in known.stdout
+    command = [sys.executable, "-m", "kvd", "--help"]
+    return name in subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def key_of(number: int) -> bytes:
@@ -115,10 +115,16 @@ def fill(client: kvd.Client, keys: Sequence[bytes], size: int, flush: bool = Fal
         while not all(blocks.put_many(part)):
             if time.monotonic() > deadline:
                 raise SystemExit("the blocks could not be stored")
-        if flush and first % 2048 == 0:
-            client.flush(ANSWER_S)
-    if flush and client.flush(ANSWER_S).pending:
-        raise SystemExit("the blocks did not get durable")
+        if flush and first % 512 == 0:
+            _flush(client)
+    if flush:
+        _flush(client)
+
+
+def _flush(client: kvd.Client) -> None:
+    flushed = client.flush(ANSWER_S)
+    if flushed.pending or flushed.dropped:
+        raise SystemExit(f"the blocks did not get durable: {flushed}")
 
 
 def huge_targets(total: int, size: int) -> list[memoryview]:
