@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator
 
 from daemon_rows import Row, make, percentile, ratio
-from daemon_setup import SPACE, START_S, Bench, Workers, daemon, key_of
+from daemon_setup import SLOT, SPACE, START_S, Bench, Workers, daemon, fill, key_of
 
+import kvd
 from kvd import codec, protocol
 from kvd.frames import HEADER
 
@@ -77,6 +78,8 @@ def requests(bench: Bench) -> list[Row]:
     """EXISTS of one key, p50 and p99 with 1 and with 8 clients."""
     rows = []
     with daemon(bench, "--max-bytes", "64M") as ours, _echo(bench) as echo:
+        with kvd.Client(ours) as client:
+            fill(client, [key_of(0)], SLOT)
         for count in CLIENTS:
             found: dict[str, list[list[float]]] = {"ours": [], "echo": []}
             with Workers(count, _caller, ours, echo) as workers:
