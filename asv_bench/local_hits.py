@@ -39,13 +39,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30, help="(default 30)")
     parser.add_argument("--blocks", type=int, default=4096, help="in the arena (default 4096)")
+    parser.add_argument("--hugepages", action="store_true", help="passed on to the daemon")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="kvd-bench-"))
     socket = str(directory / "kvd.sock")
     size = str((options.blocks + KEYS) * BLOCK)
+    pages = ["--hugepages"] if options.hugepages else []
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "kvd", "--socket", socket, "--max-bytes", size],
+        [sys.executable, "-m", "kvd", "--socket", socket, "--max-bytes", size, *pages],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -38,7 +38,8 @@ class Lanes:
     -----
     A session has a lane for each connection that mapped the arena. It lives until the client
     says (RELEASE) that it holds no lease there, the session ends, or its process does: a closed
-    socket is not a dead process, and what reads under a lease reads on.
+    socket is not a dead process, and what reads under a lease reads on. A client that closed
+    its end leases nothing more there, so such a lane ends with its last lease.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -47,6 +48,7 @@ class Lanes:
         self._arena = cache.memory.arena
         self._lanes: dict[int, Lane] = {}
         self._ids = itertools.count(1)
+        self._final: dict[int, Session] = {}
         self._any_hit = False
         cache.memory.before_evict = self.fold_touches
 
@@ -60,6 +62,7 @@ class Lanes:
         ProtocolError
             `limit`, when the process left too many lanes behind, or there is no room.
         """
+        self.end_final()
         if len(session.lanes) >= MAX_LANES or len(session.process.orphan_lanes) >= MAX_ORPHANS:
             raise ProtocolError(
                 "limit",
@@ -96,6 +99,21 @@ class Lanes:
             count += 1
         return count
 
+    def client_closed(self, session: Session, identity: int) -> None:
+        """Note that a client closed the connection that a lane came by: no lease is added."""
+        if identity in self._lanes:
+            self._final[identity] = session
+
+    def end_final(self) -> None:
+        """Close the lanes that get no more leases and hold none."""
+        for identity, session in list(self._final.items()):
+            if self._lanes[identity].leases(self._arena.slot_count):
+                continue
+            for kept in (session.lanes, session.process.orphan_lanes):
+                if identity in kept:
+                    kept.remove(identity)
+            self._close(identity)
+
     def end(self, session: Session) -> None:
         """Close all lanes of a session: it promised to hold no lease, or its process is gone."""
         self.release(session, list(session.lanes))
@@ -110,6 +128,11 @@ class Lanes:
         lanes, process.orphan_lanes = process.orphan_lanes, []
         for identity in lanes:
             self._close(identity)
+
+    def tick(self) -> None:
+        """Take in what the clients did, and close what they are done with."""
+        self.fold()
+        self.end_final()
 
     def fold(self) -> None:
         """Take in what the clients did since: counters and touches."""
@@ -139,6 +162,7 @@ class Lanes:
             self._arena.lanes.remove(lane)
             lane.close()
         self._lanes.clear()
+        self._final.clear()
 
     def _count(self, lane: Lane) -> None:
         hits, size_bytes = lane.take_counts()
@@ -149,7 +173,10 @@ class Lanes:
         self._memory.counters.bytes_out += size_bytes
 
     def _close(self, identity: int) -> None:
-        lane = self._lanes.pop(identity)
+        lane = self._lanes.pop(identity, None)
+        if lane is None:
+            return  # Closed already: the daemon ends.
+        self._final.pop(identity, None)
         self.fold_touches()
         self._count(lane)
         self._arena.lanes.remove(lane)

@@ -104,7 +104,7 @@ class RegionEviction:
             wanted = min(excess, STEP_BLOCKS)
             victims = self.policy.victims(pool.slot_bytes, wanted)[:wanted] if wanted > 0 else []
             # Where nothing goes, all that is in use is being read or written just now.
-            if not victims or not store.delete_many(victims) or len(victims) == excess:
+            if not victims or not store.evict_many(victims) or len(victims) == excess:
                 self._targets.pop(pool.slot_bytes, None)
         # A pool whose last container another one took over is no more.
         sizes = {pool.slot_bytes for pool in stats.pools}

@@ -99,7 +99,7 @@ class Server:
         """Do what is due every `TICK_S`."""
         self.arena.beat()
         self.last_tick = time.monotonic()
-        self.lanes.fold()
+        self.lanes.tick()
         self.cache.tick()
         for session in self.sessions:
             self.cache.storing.reservations.expire(session)
@@ -147,6 +147,8 @@ class Connection(asyncio.Protocol):
         self._inline_bytes = 0
         self._backlog: deque[bytes] = deque()
         self._feed: Feed | None = None
+        self._lane: tuple[Session, int] | None = None
+        self._client_closed = False
 
     # -- asyncio's calls -----------------------------------------------------------------------
 
@@ -183,9 +185,17 @@ class Connection(asyncio.Protocol):
         self._work()
         self._note_held()
 
+    def eof_received(self) -> None:
+        """Note that the client closed its end; the transport then closes by itself."""
+        self._client_closed = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session; a closed socket is not a dead process."""
         self._transport = None
+        if self._lane is not None and (
+            self._client_closed or isinstance(exc, ConnectionResetError | BrokenPipeError)
+        ):
+            self._server.lanes.client_closed(*self._lane)
         self._server.connections.discard(self)
         self._server.held.note(self, 0)
         session, self._session = self._session, None
@@ -384,6 +394,7 @@ class Connection(asyncio.Protocol):
         if request.map:
             try:
                 lane, lane_fd = server.lanes.open(session)
+                self._lane = (session, lane.id)
             except ProtocolError:
                 self._session = None
                 server.sessions.leave(session)

@@ -112,8 +112,7 @@ class JournalFollower:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return False
         self.last_seq = max(self.last_seq, found.seq)
-        if found.op in ("evict", "delete"):
-            # Above the watermark the daemon evicts by deleting; a replay deletes nothing itself.
+        if found.op == "evict":
             # Recovery writes a journal anew: the same records come by again, also older ones.
             key = bytes.fromhex(found.key)
             self.evicted[key] = max(found.seq, self.evicted.get(key, 0))

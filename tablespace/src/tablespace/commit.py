@@ -40,7 +40,7 @@ from tablespace.requests import Barrier, DeleteRequest, JournalFullError
 # Durably free slots kept while evicting, so that a full region needs no third sync: two groups'
 # worth, but never more than this share of the region.
 SPARE_GROUPS = 2
-SPARE_SHARE = 16
+SPARE_SHARE = 128
 
 
 # How often a caller tries whose records found no room: others may fill a new journal first.
@@ -209,6 +209,7 @@ class Committer:
 
     def _commit_delete(self, request: DeleteRequest) -> None:
         writer, seq, group, drops = self._begin_group()
+        op = "evict" if request.evicts else "delete"
         found: list[tuple[int, bytes]] = []
         seen: set[bytes] = set()
         for at, key in enumerate(request.keys):
@@ -216,12 +217,13 @@ class Committer:
             if entry is None or key in seen:
                 continue
             seen.add(key)
-            writer.free("delete", seq, group, key, entry[0], entry[1])
+            writer.free(op, seq, group, key, entry[0], entry[1])
             seq += 1
             found.append((at, key))
         self._append(writer, seq, drops)
         for at, key in found:
             request.removed[at] = self.index.discard(key)
+        self.evictions += len(found) * request.evicts
         self._in_doubt = False
 
     def _commit_puts(self, requests: list[PutRequest]) -> None:

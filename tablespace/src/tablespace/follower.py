@@ -342,6 +342,10 @@ class Follower(Store):
         """Raise ReadOnlyError."""
         self._refuse("delete_many")
 
+    def evict_many(self, keys: Iterable[bytes]) -> int:
+        """Raise ReadOnlyError."""
+        self._refuse("evict_many")
+
     def clear(self, prefix: bytes = b"") -> int:
         """Raise ReadOnlyError."""
         self._refuse("clear")

@@ -36,10 +36,14 @@ def checked_item(item: Sequence[Any]) -> Sequence[Any]:
 
 
 class DeleteRequest(Request):
-    """Keys to delete; `removed` says which were there."""
+    """Keys to delete; `removed` says which were there.
 
-    def __init__(self, keys: list[bytes]) -> None:
+    With `evicts` they leave as evicted ones do: the journal says so, and they are counted.
+    """
+
+    def __init__(self, keys: list[bytes], evicts: bool = False) -> None:
         self.keys = keys
+        self.evicts = evicts
         self.count = len(keys)
         self.removed: list[bool] = [False] * len(keys)
 

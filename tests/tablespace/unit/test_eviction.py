@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tablespace
 from tablespace import Store
 
 Opener = Callable[..., Store]
@@ -155,3 +156,15 @@ def test_a_group_that_is_not_tried_again_is_noticed(
 
     monkeypatch.setattr(Store, "_put_group", put_once)
     assert not all(put_five_regions_full(open_small(on_full="evict")))
+
+
+def test_keys_of_the_callers_choice_are_evicted(tmp_path: Path) -> None:
+    path = tmp_path / "chosen"
+    with tablespace.open(path, max_bytes="256K", slot_bytes="4K") as store:
+        assert all(store.put_many([(b"%d" % number, b"v") for number in range(10)]))
+        assert store.evict_many([b"1", b"2", b"absent", b"1"]) == 2
+        assert store.stats().evictions == 2 and b"1" not in store
+        records = (path / "index.log").read_text().split("\n")
+        assert sum('"op":"evict"' in record for record in records) == 2
+    with tablespace.open(path) as store:
+        assert len(store) == 8

@@ -42,6 +42,7 @@ CHANGES: dict[str, Callable[[Store], Any]] = {
     "put_many": lambda store: store.put_many([(b"k", b"v")]),
     "delete": lambda store: store.delete(b"k"),
     "delete_many": lambda store: store.delete_many([b"k"]),
+    "evict_many": lambda store: store.evict_many([b"k"]),
     "clear": lambda store: store.clear(),
     "flush": lambda store: store.flush(),
     "snapshot": lambda store: store.snapshot(),
