@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tablespace._core.symbols import locate_extension
 
+COPY_SPAN = 512 << 20
 SOURCE = Path(__file__).with_name("roofline.c")
 BINARY = Path(__file__).resolve().parent.parent / "build" / "roofline.so"
 
@@ -60,6 +61,8 @@ def get(directory: Path, depth: int, count: int) -> float:
     return float(_library().roofline_get(*arguments))
 
 
-def copy(size_bytes: int) -> float:
-    """Return 64 KiB copies a second."""
-    return float(_library().roofline_copy(ctypes.c_size_t(size_bytes)))
+def copy(size_bytes: int, span_bytes: int = COPY_SPAN) -> float:
+    """Return 64 KiB copies a second, from and into `span_bytes` each (kept for the next call)."""
+    return float(
+        _library().roofline_copy(ctypes.c_size_t(size_bytes), ctypes.c_size_t(span_bytes))
+    )

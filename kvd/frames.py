@@ -53,8 +53,14 @@ class FrameReader:
         ProtocolError
             `frame_too_large`: nothing after such a header can be trusted.
         """
-        bodies: list[bytes] = []
         buffer = self._buffer
+        if not buffer and len(data) >= HEADER.size:
+            # Most frames come alone and in one piece.
+            (length,) = HEADER.unpack_from(data)
+            plain = self.max_frame_bytes if self.max_plain_bytes is None else self.max_plain_bytes
+            if length == len(data) - HEADER.size and length <= min(plain, self.max_frame_bytes):
+                return [data[HEADER.size :]]
+        bodies: list[bytes] = []
         buffer += data
         position = 0
         while len(buffer) - position >= HEADER.size:

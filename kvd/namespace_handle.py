@@ -367,29 +367,35 @@ class NamespaceHandle:
         """Return which keys any tier has; all False while the daemon is away."""
         local = self.local_lookup()
         if local is None:
-            checked = checked_keys(keys)
-            present = [False] * len(checked)
-        else:
-            # Checks the keys itself.
-            checked = keys if type(keys) is list else list(keys)
-            present = local[1].contains_many(local[2], checked)
-            if False not in present:
-                return present
+            return self._exist(checked_keys(keys))
+        # Checks the keys itself.
+        checked = keys if type(keys) is list else list(keys)
+        present = local[1].contains_many(local[2], checked)
+        if False not in present:
+            return present
         rest = [position for position, there in enumerate(present) if not there]
-        for first in range(0, len(rest), protocol.MAX_BATCH_KEYS):
-            part = rest[first : first + protocol.MAX_BATCH_KEYS]
+        answers = self._exist([checked[position] for position in rest])
+        for position, there in zip(rest, answers, strict=True):
+            present[position] = there
+        return present
+
+    def _exist(self, keys: list[bytes]) -> list[bool]:
+        """Ask the daemon which keys any tier has."""
+        present: list[bool] = []
+        for first in range(0, len(keys), protocol.MAX_BATCH_KEYS):
+            part = keys[first : first + protocol.MAX_BATCH_KEYS]
             try:
-                reply = self._client.ask(
-                    protocol.Exists(
-                        namespace=self.name, keys=[checked[position] for position in part]
-                    ),
+                answer = self._client.ask(
+                    protocol.Exists(namespace=self.name, keys=part),
                     protocol.Presence,
                     connection=self._client.connection_to_look_up(),
-                )
+                ).present
             except UnavailableError:
-                continue
-            for position, there in zip(part, reply.present, strict=False):
-                present[position] = there
+                answer = []
+            # Whatever is not answered for is not there.
+            answer = answer[: len(part)]
+            present += answer
+            present += [False] * (len(part) - len(answer))
         return present
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:

@@ -23,12 +23,11 @@ def checked_keys(keys: Sequence[bytes]) -> list[bytes]:
     """Check many keys at the speed of built-ins; the slow way only finds out which is bad."""
     keys = list(keys)
     if keys:
-        try:
-            lengths = list(map(len, keys))
-        except TypeError:
-            lengths = [0]
-        kinds = set(map(type, keys))
-        if kinds != {bytes} or min(lengths) < 1 or max(lengths) > MAX_KEY_BYTES:
+        # Sets: keys of one kind and of few lengths make them tiny.
+        if set(map(type, keys)) != {bytes}:
+            return [checked_key(key) for key in keys]
+        lengths = set(map(len, keys))
+        if min(lengths) < 1 or max(lengths) > MAX_KEY_BYTES:
             return [checked_key(key) for key in keys]
     return keys
 

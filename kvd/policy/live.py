@@ -12,6 +12,9 @@ SAMPLE_ENTRIES = 256
 """Entries of the small cache that stands for the real one: a fraction of a percent of a large
 arena's references are played, by microseconds each."""
 
+LEAST_SCALE = 8
+"""A reference that is played costs tens of microseconds, so in a small arena, too, few are."""
+
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)
 
 
@@ -34,7 +37,7 @@ class Sampled:
         self._rule = make_rule(name, capacity)
         self.resolution = self._rule.resolution
         self._name = name
-        self._sample = Sample(capacity, SAMPLE_ENTRIES)
+        self._sample = Sample(capacity, max(1, min(SAMPLE_ENTRIES, capacity // LEAST_SCALE)))
         sizes = sorted({max(1, int(factor * self._sample.entries)) for factor in FACTORS})
         self._caches = [RankedCache(size, make_rule(name, size)) for size in sizes]
         self._capacities = [size * self._sample.scale for size in sizes]
