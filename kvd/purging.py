@@ -11,6 +11,7 @@ from kvd import protocol, temp_guard
 from kvd.block import Block
 from kvd.cache import Cache
 from kvd.errors import ProtocolError
+from kvd.events import CLEARED, LONG, REMOVED
 from kvd.namespaces import MAX_NAMESPACES, PREFIX_BYTES, disk_prefix
 from kvd.region_purge import Freed, Selection
 from kvd.results import Purged, TierPurged
@@ -138,6 +139,10 @@ def _on_disk(cache: Cache) -> frozenset[bytes]:
     return frozenset(prefix for tier in cache.tiers for prefix in tier.ledger.census.usage())
 
 
+def _is_on_disk(cache: Cache, key: bytes) -> bool:
+    return any(key in tier.ledger.census for tier in cache.tiers)
+
+
 async def _count(cache: Cache, selection: Selection) -> Taken:
     blocks = _in_memory(cache, selection)
     freed = Freed()
@@ -149,16 +154,23 @@ async def _count(cache: Cache, selection: Selection) -> Taken:
 async def _purge_whole(cache: Cache, selection: Selection, zero: bool) -> Taken:
     """Remove namespaces as they are now: moves under way are void, what is put later stays."""
     names = cache.namespaces
+    meant = [
+        space.name
+        for prefix, space in names.by_prefix().items()
+        if selection.prefixes is None or prefix in selection.prefixes
+    ]
     with names.hold(selection.prefixes):
         blocks = _in_memory(cache, selection)
         zeroed = _remove(cache, blocks, zero)
         freed = Freed()
         if cache.long is not None:
             freed = await cache.long.purge(selection, zero=zero)
+            for name in meant:
+                cache.events.tell(CLEARED, LONG, name)
     on_disk = _on_disk(cache)
     for prefix, space in names.by_prefix().items():
-        meant = selection.prefixes is None or prefix in selection.prefixes
-        if meant and prefix not in on_disk and not cache.memory.blocks_of(space):
+        chosen = selection.prefixes is None or prefix in selection.prefixes
+        if chosen and prefix not in on_disk and not cache.memory.blocks_of(space):
             space.stored = False
             names.forget(space)
     await _save_names(cache)
@@ -189,7 +201,12 @@ async def _purge_old(cache: Cache, selection: Selection, zero: bool) -> Taken:
             zeroed += _remove(cache, blocks, zero)
             removed += blocks
             if cache.long is not None:
+                on_disk = [
+                    (space, key) for space, key in marked if _is_on_disk(cache, space.prefix + key)
+                ]
                 freed += await cache.long.purge_keys(part, zero=zero)
+                for space, key in on_disk:
+                    cache.events.tell(REMOVED, LONG, space.name, (key,))
     return Taken(removed, freed, zeroed_bytes=zeroed)
 
 

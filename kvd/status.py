@@ -89,6 +89,7 @@ class PathLook:
     """What one path told, as far as it did."""
 
     store: StoreStats | None
+    usage: dict[bytes, Usage]
     disk: Disk
     health: PathHealth
 
@@ -136,7 +137,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
     return _status(
         stores,
         names,
-        total_usage(ledger.census for ledger in ledgers),
+        total_usage(each.usage for each in looks),
         state="running",
         pid=pid,
         uptime_s=uptime_s,
@@ -163,27 +164,34 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
 
 async def _look(tier: LongTier) -> PathLook:
     """Ask one path, and its disk. One look at a time: those that hang would take all readers."""
-    store, problem = None, tier.failure or ""
+    store, usage, problem = None, dict[bytes, Usage](), tier.failure or ""
     try:
-        store = await tier.on_index(tier.stats)
+        store, usage = await tier.on_index(_books, tier)
         problem = problem or store.failed or ""
-        if tier.disk_look is None or tier.disk_look.done():
-            tier.disk_look = tier.on_reader(look_at_disk, tier.directory)
-        done, _ = await asyncio.wait([tier.disk_look], timeout=DISK_TIMEOUT_S)
-        disk = tier.disk_look.result() if done else Disk(max_bytes=tier.max_bytes)
+        look = tier.disk_look
+        if look is None or look.done():
+            look = tier.disk_look = tier.on_reader(look_at_disk, tier.directory)
+        # The one waited for, not whichever another question has begun since.
+        done, _ = await asyncio.wait([look], timeout=DISK_TIMEOUT_S)
+        disk = look.result() if done else Disk(max_bytes=tier.max_bytes)
         if not done:
             problem = problem or f"the disk did not answer within {DISK_TIMEOUT_S:g} s"
     except (TablespaceError, OSError) as error:
-        problem, disk = problem or str(error), Disk()
+        problem, disk = problem or str(error), Disk(max_bytes=tier.max_bytes)
     health = PathHealth(str(tier.directory), "failed" if problem else "ok", problem)
-    return PathLook(store, disk, health)
+    return PathLook(store, usage, disk, health)
 
 
-def total_usage(censuses: Iterable[Census]) -> dict[bytes, Usage]:
+def _books(tier: LongTier) -> tuple[StoreStats, dict[bytes, Usage]]:
+    """Return what the region counts and what the census does, at the same moment."""
+    return tier.stats(), tier.ledger.census.usage()
+
+
+def total_usage(usages: Iterable[Mapping[bytes, Usage]]) -> dict[bytes, Usage]:
     """Return what each prefix has in all regions together."""
     total: dict[bytes, Usage] = {}
-    for census in censuses:
-        for prefix, each in census.usage().items():
+    for usage in usages:
+        for prefix, each in usage.items():
             sums = total.setdefault(prefix, Usage())
             sums.entries += each.entries
             sums.bytes += each.bytes
@@ -200,7 +208,7 @@ def status_of_regions(
 ) -> Status:
     """Return the status of regions that no daemon serves."""
     regions = list(regions)
-    usage = total_usage(census for _, census in regions)
+    usage = total_usage(census.usage() for _, census in regions)
     stores = [store for store, _ in regions]
     nothing = LatencyRing().summary()
     entries = sum(store.live for store in stores)

@@ -1,5 +1,6 @@
 """Status: the numbers of the budget, right at once, alone on stdout."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -289,5 +290,34 @@ def test_a_disk_that_hangs_holds_up_no_status(on_rig, monkeypatch):
         monkeypatch.setattr(kvd.status, "DISK_TIMEOUT_S", 20.0)
         found = await status_of_daemon(rig.cache, pid=1, uptime_s=1.0, notes=[])
         assert found.health[0].state == "ok" and found.allocated_bytes > 1 << 20
+
+    on_rig(scenario)
+
+
+def test_many_may_ask_for_the_status_at_once(on_rig, monkeypatch):
+    """One that came while a look ended took the next one's for the one it had waited for."""
+
+    async def scenario(rig):
+        real_wait = asyncio.wait
+        others = []
+
+        async def wait(looks, **options):
+            done = await real_wait(looks, **options)
+            if not others:
+                others.append(asyncio.ensure_future(ask()))
+                while rig.cache.tiers[0].disk_look in looks:
+                    await asyncio.sleep(0)
+            return done
+
+        async def ask():
+            return await status_of_daemon(rig.cache, pid=1, uptime_s=1.0, notes=[])
+
+        await rig.only_on_disk({b"k": b"v"})
+        monkeypatch.setattr(kvd.status.asyncio, "wait", wait)
+        found = [await ask(), *await asyncio.gather(*others)]
+        assert len(found) == 2
+        for each in found:
+            assert each.health[0].state == "ok" and each.used_bytes == 4096
+            assert sum(each.per_namespace_bytes.values()) == 4096
 
     on_rig(scenario)

@@ -53,6 +53,31 @@ def test_events_tell_of_every_tier(running):
         assert subscription.next(0.05) is None
 
 
+@pytest.mark.parametrize("older_than_s", [None, 0.0])
+def test_a_purge_is_told_of_every_tier(running, older_than_s):
+    """A router went on sending requests where a namespace had been purged."""
+    with running.client() as client, client.subscribe(["m"]) as subscription:
+        for name in ("m", "other"):
+            assert client.namespace(name).put(b"k", b"v")
+        assert client.flush(20).pending == 0
+        assert len(collect(subscription, 2)) == 2
+        request = protocol.Purge(namespace="m", older_than_s=older_than_s)
+        assert client.ask(request, protocol.PurgedReply).purged.long.entries == 1
+        last = (
+            ("removed", "long", "m", b"k") if older_than_s == 0 else ("cleared", "long", "m", b"")
+        )
+        assert collect(subscription, 2) == [("removed", "memory", "m", b"k"), last]
+        assert subscription.next(0.05) is None
+        everything = protocol.Purge(all=True, older_than_s=older_than_s)
+        assert client.namespace("m").put(b"l", b"v")
+        assert client.flush(20).pending == 0
+        client.ask(everything, protocol.PurgedReply)
+        last = (
+            ("removed", "long", "m", b"l") if older_than_s == 0 else ("cleared", "long", "m", b"")
+        )
+        assert collect(subscription, 4)[2:] == [("removed", "memory", "m", b"l"), last]
+
+
 def test_promotion_and_eviction_are_told(daemons, make_blocks, put_all):
     daemon = daemons().start()
     values = make_blocks(3)
