@@ -28,7 +28,7 @@ from tablespace import TablespaceError, checksum64
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tablespace import Scrubbed, StoreStats
+    from tablespace import Entry, Scrubbed, StoreStats
 
 SHORTEN_BLOCKS = 64
 SHORTEN_BYTES = 16 << 20  # Held in memory while times to live are rewritten.
@@ -129,7 +129,7 @@ class LongTier(PathRegion):
             item = items[position]
             if not kept:
                 outcomes[position] = Outcome.DROPPED
-            elif item.key in store and not self._holds(item):
+            elif (entry := store.stat(item.key)) is not None and not _same(entry, item):
                 store.delete(item.key)
                 outcomes[position] = Outcome.CORRUPT
             else:
@@ -144,8 +144,7 @@ class LongTier(PathRegion):
         entry = self.store.stat(item.key)
         return (
             entry is not None
-            and entry.checksum == item.checksum
-            and entry.length == len(item.view)
+            and _same(entry, item)
             and suits(from_metadata(entry.metadata), from_metadata(item.metadata))
         )
 
@@ -304,3 +303,8 @@ class LongTier(PathRegion):
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _same(entry: Entry, item: WriteItem) -> bool:
+    """Return whether an entry has an item's bytes; when it expires is another question."""
+    return entry.checksum == item.checksum and entry.length == len(item.view)
