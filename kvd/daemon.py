@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from kvd import quota_requests, quotas
+from kvd import quota_requests
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
@@ -184,9 +184,7 @@ async def _serve(
     notes = [*config.notes, *start_warnings(config), *path_notes]
     if cache.namespaces.damage is not None:
         notes.append(cache.namespaces.damage)
-    if cache.quotas is not None:
-        first = quota_requests.keeper(cache)
-        cache.quotas.take(await first.on_writer(quotas.load, first.directory))
+    await quota_requests.load(cache)
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
     max_connections = connections_allowed(config)
@@ -195,6 +193,8 @@ async def _serve(
             f"at most {max_connections} connections, by the limit of open files (ulimit -n)"
         )
     server = Server(arena, cache, notes, config.access, max_connections)
+    if paths is not None:
+        paths.on_back = lambda tier: server.run(quota_requests.keep(cache, tier))
 
     first_slots: asyncio.Future[None] = loop.create_future()
 

@@ -1,11 +1,12 @@
 """Quotas: how many bytes of the long tier a namespace may have at most.
 
-`quotas.json` in the long path holds {name: bytes}. A quota is hard: what would pass it is refused
-and counted, nothing of the namespace is evicted to make room for it.
+`quotas.json` in every long path holds {name: bytes}; the newest file counts. A quota is hard: what
+would pass it is refused and counted, nothing of the namespace is evicted to make room for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -67,6 +68,34 @@ def save(directory: Path, limits: Limits) -> None:
     temp_guard.replace_file(directory / FILE_NAME, content + b"\n")
 
 
+def stamp(directory: Path) -> int:
+    """Return when the quotas of a long path were written, in ns; -1 where there are none.
+
+    A file that cannot be asked counts as new: `load` says what is wrong with it.
+    """
+    try:
+        return (directory / FILE_NAME).stat().st_mtime_ns
+    except FileNotFoundError:
+        return -1
+    except OSError:
+        return time.time_ns()
+
+
+def newest(directories: Sequence[Path]) -> Path:
+    """Return the long path whose quotas count; the first of those that are equally new."""
+    return max(directories, key=stamp)
+
+
+def keep(directory: Path, limits: Limits) -> None:
+    """Have a long path hold these quotas, written only where it has others."""
+    try:
+        if load(directory) == limits:
+            return
+    except ConfigError:
+        pass  # Older than those that count, so nobody misses it.
+    save(directory, limits)
+
+
 class Quotas:
     """The quotas that hold now, and what waits to be written under them.
 
@@ -94,6 +123,7 @@ class Quotas:
         self._looked_at: dict[bytes, float] = {}
         self._look_at: dict[bytes, int] = {}
         self.rejected: Counter[str] = Counter()
+        self.changing = asyncio.Lock()  # Held from reading the quotas until new ones hold.
         for ledger in ledgers:
             ledger.quotas = self
 

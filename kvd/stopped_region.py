@@ -81,7 +81,7 @@ def status(directories: Sequence[Path]) -> Status:
         health.append(_health(directory, region))
     names = names_of(directories)
     disk = sum((look_at_disk(directory) for directory in directories), Disk())
-    return status_of_regions(found, names, quotas.load(directories[0]), disk, health)
+    return status_of_regions(found, names, quotas.load(quotas.newest(directories)), disk, health)
 
 
 def purge(

@@ -71,14 +71,15 @@ def _of_file(
         stopped_region.check(directories)
     except stopped_region.NoRegionError as error:
         raise running.UnknownError(str(error)) from error
-    limits = quotas.load(directories[0])
+    limits = quotas.load(quotas.newest(directories))
     if action == "list":
         return limits
     if name is not None and limit is not None:
         limits[name] = limit
     elif name is not None and limits.pop(name, None) is None:
         raise running.UnknownError(f"{name!r} has no quota")
-    quotas.save(directories[0], limits)
+    for directory in directories:
+        quotas.save(directory, limits)
     return limits
 
 

@@ -1,12 +1,14 @@
 """Quotas: hard, told, counted, and never at another namespace's cost."""
 
+import asyncio
 import json
 import os
+import shutil
 import signal
 
 import pytest
 
-from kvd import quotas
+from kvd import protocol, quota_requests, quotas
 from kvd.errors import ConfigError
 from kvd.long_values import Outcome, WriteItem
 from kvd.namespaces import disk_prefix
@@ -199,5 +201,45 @@ def test_a_block_on_its_way_is_counted_once(on_rig):
         assert rig.put(b"2", b"v") == "stored"
         assert rig.put(b"3", b"v") == "quota"
         gate.opened.set()
+
+    on_rig(scenario)
+
+
+def test_quotas_outlive_the_path_that_is_lost(daemons, document, wait_until):
+    """They lay on the first path only: without that disk every tenant was free of its quota."""
+    daemon = daemons(disk=False)
+    paths = [daemon.long_path.parent / name for name in "ab"]
+    daemon.flags += ["--long-paths", ",".join(map(str, paths)), "--long-bytes", "32M"]
+    daemon.start()
+    at = ["--socket", daemon.socket]
+    document("quota", "set", "m", "1G", *at)
+    assert daemon.stop() == 0
+    shutil.rmtree(paths[0])
+    daemon.start()
+    assert document("quota", "list", *at) == {"m": 1 << 30}
+    # What was copied to the new disk is older than an edit of the other one.
+    (paths[1] / "quotas.json").write_text('{"n": 5}')
+    os.kill(daemon.pid, signal.SIGHUP)
+    wait_until(lambda: document("quota", "list", *at) == {"n": 5})
+    wait_until(lambda: json.loads((paths[0] / "quotas.json").read_text()) == {"n": 5})
+    assert daemon.stop() == 0
+    stopped = ["--long-path", paths[0], "--long-path", paths[1]]
+    assert document("quota", "set", "m", "1G", *stopped) == {"m": 1 << 30, "n": 5}
+    for path in paths:
+        assert json.loads((path / "quotas.json").read_text()) == {"m": 1 << 30, "n": 5}
+
+
+def test_quotas_set_at_once_are_all_kept(on_rig):
+    """The one that was written last had been made before the other one held."""
+
+    async def scenario(rig):
+        requests = [
+            protocol.Quota(action="set", namespace=f"n{number}", limit_bytes=number)
+            for number in range(16)
+        ]
+        await asyncio.gather(*(quota_requests.answer(rig.cache, each) for each in requests))
+        wanted = {f"n{number}": number for number in range(16)}
+        assert rig.cache.quotas.limits == wanted
+        assert quotas.load(rig.long.directory) == wanted
 
     on_rig(scenario)
