@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+MIN_STALE = 64  # Numbers of buckets that went are cleared out of the heap not before so many.
+
 
 class HasRank(Protocol):
     """An entry that has a rank."""
@@ -30,9 +32,9 @@ class EvictionQueue(Generic[Item]):
 
     Notes
     -----
-    `add`, `discard` and `moved` cost a constant, whatever came before; `first` passes over the
-    buckets that became empty, each once. There are about as many as `resolution` times the
-    ranks' spread, some hundreds, however many the entries.
+    `add`, `discard` and `moved` cost a constant on average, whatever came before. A bucket goes
+    with its last entry: ranks rise for ever, and where nothing is evicted nobody would come by
+    to clear up. So there are at most as many as entries.
     """
 
     def __init__(self, resolution: float) -> None:
@@ -49,7 +51,7 @@ class EvictionQueue(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """Go through all in order; not while entries come and go."""
-        for number in sorted(self._heap):
+        for number in sorted(self._buckets):
             bucket = self._buckets[number]
             yield from reversed(bucket) if self._resolution else bucket
 
@@ -66,7 +68,7 @@ class EvictionQueue(Generic[Item]):
         """Take an entry off."""
         key = self._keys.pop(item, None)
         if key is not None:
-            del self._bucket(key)[item]
+            self._take_out(key, item)
 
     def moved(self, item: Item) -> None:
         """Note that an entry's rank changed; nothing where it does not stand here."""
@@ -75,7 +77,7 @@ class EvictionQueue(Generic[Item]):
             return
         key = self._key(item)
         if key != old:
-            del self._bucket(old)[item]
+            self._take_out(old, item)
             self._bucket(key)[item] = None
             self._keys[item] = key
         elif self._resolution:
@@ -84,10 +86,10 @@ class EvictionQueue(Generic[Item]):
     def first(self) -> Item | None:
         """Return the entry to go first, which stays; None when there is none."""
         while self._heap:
-            bucket = self._buckets[self._heap[0]]
+            bucket = self._buckets.get(self._heap[0])
             if bucket:
                 return next(reversed(bucket) if self._resolution else iter(bucket))
-            del self._buckets[heapq.heappop(self._heap)]
+            heapq.heappop(self._heap)
         return None
 
     def lowest(self, count: int) -> list[Item]:
@@ -102,8 +104,21 @@ class EvictionQueue(Generic[Item]):
     def _key(self, item: Item) -> float:
         return item.rank * self._resolution // 1 if self._resolution else item.rank
 
+    def _take_out(self, key: float, item: Item) -> None:
+        number = self._number(key)
+        bucket = self._buckets[number]
+        del bucket[item]
+        if bucket:
+            return
+        del self._buckets[number]
+        if len(self._heap) > 2 * len(self._buckets) + MIN_STALE:
+            self._heap = sorted(self._buckets)
+
+    def _number(self, key: float) -> int:
+        return int(key) if self._resolution else 0
+
     def _bucket(self, key: float) -> OrderedDict[Item, None]:
-        number = int(key) if self._resolution else 0
+        number = self._number(key)
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = OrderedDict()

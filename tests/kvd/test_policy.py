@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -294,3 +295,31 @@ def test_the_cost_of_a_use_and_of_an_eviction_does_not_grow_with_the_number():
             f"eviction {(done - used) / (count // 2) * 1e6:.2f} us"
         )
     assert per_use[100_000] < 4 * per_use[2_000]
+
+
+@pytest.mark.parametrize("resolution", [0.0, 8.0])
+def test_a_queue_keeps_nothing_of_entries_that_left(resolution):
+    """Each moment has a bucket; where blocks left otherwise than by eviction they stayed."""
+
+    @dataclass(eq=False)
+    class Ranked:
+        rank: float
+
+    queue = EvictionQueue(resolution)
+    oldest = Ranked(0.0)
+    queue.add(oldest)
+    kept = [Ranked(1.0) for _ in range(8)]
+    for each in kept:
+        queue.add(each)
+    for number in range(2000):
+        passing = Ranked(float(number))
+        queue.add(passing)
+        moving = kept[number % len(kept)]
+        moving.rank = number + 2.0
+        queue.moved(moving)
+        queue.discard(passing)
+    assert len(queue) == 9 and queue.first() is oldest
+    assert next(iter(queue)) is oldest and set(queue) == {oldest, *kept}
+    assert queue.lowest(9) == list(queue)
+    assert len(queue._buckets) <= len(queue)
+    assert len(queue._heap) <= 2 * len(queue) + 65
