@@ -35,6 +35,9 @@ class Block:
         Boot clock; 0 means never.
     durable : bool
         True when the long tier had it the last time that was known.
+    admitted : bool
+        False while it is not to be written: admission keeps it off the long tier, or its path
+        is away. Nothing is owed for it then.
     identity, position, fill, rank, reuses, used_at
         See `kvd.policy.ranked.Ranked`.
     place : EvictionQueue or None
@@ -53,6 +56,7 @@ class Block:
     """
 
     __slots__ = (
+        "admitted",
         "checksum",
         "durable",
         "expires_ns",
@@ -103,6 +107,7 @@ class Block:
         self.version = 0
         self.watched_ns = 0
         self.durable = False
+        self.admitted = True
         self.place: EvictionQueue[Block] | None = None
         self.writing = False
         self.gone = False

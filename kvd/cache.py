@@ -11,10 +11,12 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from kvd import protocol
+from kvd.admission import SecondHit
 from kvd.block import Block
 from kvd.errors import ProtocolError
 from kvd.events import CLEARED, LONG, REMOVED, EventHub
 from kvd.frames import MAX_FRAME_BYTES
+from kvd.long_paths import LongPaths, Source
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
@@ -25,6 +27,7 @@ from kvd.results import Cleared, Flushed, Location
 from kvd.session import Session
 from kvd.storing import CacheCounters, Storing
 from kvd.write_back import WriteBack
+from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError, checksum64
 
 # Slots kept within reach by writing short blocks ahead of their eviction.
@@ -46,28 +49,45 @@ class Cache:
         Always there.
     namespaces : Namespaces
         Identities.
-    long_tier : LongTier or None
-        With its region open.
+    long_paths : LongPaths or None
+        With the regions open that can be.
+    admission, budget, flush_interval_s
+        As `WriteBack` takes them.
     """
 
     def __init__(
-        self, memory: MemoryTier, namespaces: Namespaces, long_tier: LongTier | None
+        self,
+        memory: MemoryTier,
+        namespaces: Namespaces,
+        long_paths: LongPaths | None,
+        *,
+        admission: SecondHit | None = None,
+        budget: WriteBudget | None = None,
+        flush_interval_s: float = 0.0,
     ) -> None:
         self.memory = memory
         self.namespaces = namespaces
-        self.long = long_tier
+        self.long = long_paths
         self.counters = CacheCounters()
         self.events = EventHub(memory)
         self._prefetcher: Prefetcher | None = None
-        self.tiers = long_tier.tiers if long_tier is not None else []
+        self.tiers = long_paths.tiers if long_paths is not None else []
         self.quotas = Quotas([tier.ledger for tier in self.tiers]) if self.tiers else None
         self.write_back: WriteBack | None = None
         self._promoter: Promoter | None = None
-        if long_tier is not None:
+        if long_paths is not None:
             # Half the arena: the other half stays evictable whatever the disk does.
             queue_bytes = max(memory.arena.slot_bytes, memory.arena.data_bytes // 2)
-            self.write_back = WriteBack(memory, long_tier, namespaces, queue_bytes)
-            self._promoter = Promoter(memory, long_tier)
+            self.write_back = WriteBack(
+                memory,
+                long_paths,
+                namespaces,
+                queue_bytes,
+                admission=admission,
+                budget=budget,
+                flush_interval_s=flush_interval_s,
+            )
+            self._promoter = Promoter(memory, long_paths)
             self._prefetcher = Prefetcher(self._promoter)
             self.write_back.on_durable = self.events.durable
             memory.may_drop_dirty = self.write_back.stalled
@@ -76,7 +96,7 @@ class Cache:
         self.storing = Storing(
             memory,
             namespaces,
-            long_tier,
+            long_paths,
             self.write_back,
             self._promoter,
             self.counters,
@@ -152,6 +172,9 @@ class Cache:
             else:
                 # Its rank is fresh: publishing was this use.
                 hits[position] = self._hit(block, "long")
+                if self.write_back is not None and not block.durable:
+                    # Stored meanwhile, not read: the disk has not seen this use.
+                    self.write_back.touch(block.disk_key)
         if found:
             self.namespaces.keep(namespace)
             if not self.counters.hits:
@@ -230,26 +253,26 @@ class Cache:
                 absent.append(key)
             else:
                 self.memory.touch(block)
+                if self.write_back is not None:
+                    self.write_back.touch(block.disk_key)
         if self._prefetcher is None:
             return 0
         return self._prefetcher.offer(namespace, absent, deadline_s)
 
-    async def on_disk(self, namespace: Namespace, keys: list[bytes]) -> list[bool]:
-        """Return which keys the long tier has and may be believed to have."""
+    async def on_disk(self, namespace: Namespace, keys: list[bytes]) -> list[Source | None]:
+        """Return what on the long tier has each key and may be believed to have it."""
         if self.long is None or not keys:
-            return [False] * len(keys)
+            return [None] * len(keys)
         generation = namespace.generation
         try:
-            there = await self.long.on_index(
-                self.long.contains, [namespace.prefix + key for key in keys]
-            )
+            found = await self.long.find([namespace.prefix + key for key in keys])
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         if generation != namespace.generation:
-            return [False] * len(keys)
+            return [None] * len(keys)
         return [
-            present and namespace.disk_counts(key)
-            for key, present in zip(keys, there, strict=True)
+            source if source is not None and namespace.disk_counts(key) else None
+            for key, source in zip(keys, found, strict=True)
         ]
 
     def in_memory(self, name: str, keys: list[bytes]) -> list[bool]:
@@ -261,18 +284,21 @@ class Cache:
         namespace = self.namespaces.look(name)
         rest = [position for position, there in enumerate(present) if not there]
         on_disk = await self.on_disk(namespace, [keys[position] for position in rest])
-        for position, there in zip(rest, on_disk, strict=True):
-            present[position] = there
+        for position, source in zip(rest, on_disk, strict=True):
+            present[position] = source is not None
         return present
 
     async def locate(self, name: str, keys: list[bytes]) -> list[Location]:
-        """Return where keys are. On the long tier a block is only ever seen once durable."""
+        """Return where keys are. On the long tier a block is only ever seen once durable.
+
+        One that only a followed region has is not durable: its host may evict it at any time.
+        """
         namespace = self.namespaces.look(name)
         on_disk = await self.on_disk(namespace, keys)
         in_memory = self.in_memory(name, keys)
         return [
-            Location(memory=here, long=there, durable=there)
-            for here, there in zip(in_memory, on_disk, strict=True)
+            Location(memory=here, long=source is not None, durable=isinstance(source, LongTier))
+            for here, source in zip(in_memory, on_disk, strict=True)
         ]
 
     def touch(self, name: str, keys: list[bytes]) -> int:
@@ -302,7 +328,7 @@ class Cache:
         try:
             # Not after a failure: the caller was told, and what is stored next must be found.
             with self.deleting_on_disk([(namespace, key) for key in keys]):
-                on_disk = await self.long.on_writer(self.long.delete, disk_keys)
+                on_disk = await self.long.delete(disk_keys)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         gone = [key for key, there in zip(keys, on_disk, strict=True) if there]
@@ -323,7 +349,7 @@ class Cache:
             return Cleared(len(blocks), size_bytes)
         namespace.clearing += 1
         try:
-            on_disk = await self.long.on_writer(self.long.clear, namespace.prefix, counted)
+            on_disk = await self.long.clear(namespace.prefix, counted)
         except (TablespaceError, OSError) as error:
             raise ProtocolError("unavailable", f"the long tier: {error}") from error
         finally:
@@ -382,6 +408,9 @@ class Cache:
     def tick(self) -> None:
         """Do what is due now and then: expiry, slots that clients or the disk let go of."""
         self.memory.sweep(SWEEP_BLOCKS)
+        if self.long is not None and self.write_back is not None:
+            self.long.tick()
+            self.write_back.tick()
         self.memory.reclaim()
         if self._promoter is not None:
             self._promoter.reclaim()
@@ -396,6 +425,8 @@ class Cache:
             if not reached.done():
                 reached.set_result(None)
 
+        if self.write_back is not None:
+            self.write_back.hurry()
         barrier = session.add_barrier(answer)
         if barrier is not None:
             await asyncio.wait([reached], timeout=timeout_s)

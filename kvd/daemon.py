@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,18 +22,20 @@ from kvd.config import Config
 from kvd.descriptors import connections_allowed, raise_limit
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
-from kvd.long_tier import LongTier
+from kvd.long_opening import lines, make_admission, make_paths, open_paths
+from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
 from kvd.policy.live import Sampled
 from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
-from kvd.region_eviction import EvictionFlags
+from kvd.scrub import Scrubber
 from kvd.server import TICK_S, Connection, Server
 from kvd.sessions import MAX_SESSIONS
 from kvd.sight.watch import Watch
 from kvd.version import __version__
+from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError, format_size
 
 # The loop gets the GIL back sooner from the disk threads: 5 ms, the default, is far above a
@@ -132,49 +133,27 @@ def _watch(host: str, port: int) -> Watch:
 async def _run_watched(
     config: Config, listening: ListeningSocket, stop: asyncio.Event, watch: Watch | None
 ) -> int:
-    long_tier = None
-    if config.long_path is not None:
-        long_tier = LongTier(
-            config.long_path,
-            config.long_bytes,
-            config.slot_bytes,
-            config.io_mode,
-            evict=EvictionFlags(config.evict_policy, config.watermark, config.evict_ratio),
-        )
-        try:
-            await opened(long_tier.on_writer(long_tier.open_region), long_tier.region)
-        except BaseException:
-            long_tier.shut_down()
-            raise
+    paths = make_paths(config)
     try:
-        return await _serve(config, listening, long_tier, stop, watch)
+        notes = await open_paths(paths) if paths is not None else []
+        return await _serve(config, listening, paths, notes, stop, watch)
     finally:
-        if long_tier is not None:
-            long_tier.shut_down()
-
-
-async def opened(opening: asyncio.Future[None], region: Path, every_s: float = 5.0) -> None:
-    """Wait for a region to be open, and say now and then that it takes its time."""
-    started = time.monotonic()
-    while not (await asyncio.wait([opening], timeout=every_s))[0]:
-        logger.info(
-            "still opening %s: %.0f s; clients are served after that",
-            region,
-            time.monotonic() - started,
-        )
-    opening.result()
+        if paths is not None:
+            paths.shut_down()
 
 
 async def _serve(
     config: Config,
     listening: ListeningSocket,
-    long_tier: LongTier | None,
+    paths: LongPaths | None,
+    path_notes: list[str],
     stop: asyncio.Event,
     watch: Watch | None,
 ) -> int:
     loop = asyncio.get_running_loop()
+    slot_bytes = max(config.slot_bytes, paths.slot_bytes if paths is not None else 0)
     try:
-        arena = Arena(config.max_bytes, config.slot_bytes, hugepages=config.hugepages)
+        arena = Arena(config.max_bytes, slot_bytes, hugepages=config.hugepages)
     except OSError as error:
         raise memory_refusal(config.max_bytes, error) from error
     if config.numa is not None:
@@ -191,16 +170,22 @@ async def _serve(
         arena.pin()
     memory = MemoryTier(
         arena,
-        writes_back=long_tier is not None,
+        writes_back=paths is not None,
         rule=Sampled(config.evict_policy, arena.slot_count),
     )
-    names_directory = config.long_path if long_tier is not None else None
-    cache = Cache(memory, Namespaces(names_directory), long_tier)
-    notes = [*config.notes, *start_warnings(config)]
+    cache = Cache(
+        memory,
+        Namespaces(config.paths),
+        paths,
+        admission=make_admission(config),
+        budget=WriteBudget(config.write_budget),
+        flush_interval_s=config.flush_interval_ms / 1000,
+    )
+    notes = [*config.notes, *start_warnings(config), *path_notes]
     if cache.namespaces.damage is not None:
         notes.append(cache.namespaces.damage)
     if cache.quotas is not None:
-        first = cache.tiers[0]
+        first = quota_requests.keeper(cache)
         cache.quotas.take(await first.on_writer(quotas.load, first.directory))
     if arena.pin_refusal is not None:
         notes.append(f"memory is not pinned: {arena.pin_refusal}")
@@ -238,12 +223,14 @@ async def _serve(
         server.notes.append(f"no huge pages: {arena.huge_refusal}")
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
     notifier = Notifier()
-    ticker = loop.create_task(_tick(server, notifier))
+    background = [loop.create_task(_tick(server, notifier))]
+    if paths is not None and config.scrub_rate:
+        background.append(loop.create_task(Scrubber(paths, config.scrub_rate).run()))
     loop.add_signal_handler(signal.SIGHUP, lambda: server.run(_reload_quotas(cache)))
     listening.announce()
     if watch is not None:
         watch.serving(server)
-    await _banner(config, server, long_tier, watch)
+    await _banner(config, server, paths, watch)
     notifier.ready(f"serves on {config.socket}")
     await stop.wait()
 
@@ -255,9 +242,10 @@ async def _serve(
     listener.close()
     arena.fall_silent()
     server.close_connections()
-    await _drain(cache, long_tier, config.drain_timeout_s)
-    ticker.cancel()
-    if long_tier is None or long_tier.failure is None:
+    await _drain(cache, paths, config.drain_timeout_s)
+    for task in background:
+        task.cancel()
+    if paths is None or all(tier.failure is None for tier in paths.tiers):
         server.lanes.close()
         arena.close()
     logger.info("stopped")
@@ -310,15 +298,15 @@ async def _reload_quotas(cache: Cache) -> None:
         logger.error("SIGHUP: %s", error)
 
 
-async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> None:
-    """Write what is dirty, then close the region with its snapshot."""
-    if long_tier is None or cache.write_back is None:
+async def _drain(cache: Cache, paths: LongPaths | None, timeout_s: float) -> None:
+    """Write what is dirty, then close the regions with their snapshots."""
+    if paths is None or cache.write_back is None:
         return
     deadline = time.monotonic() + timeout_s
     left = await cache.write_back.drain(timeout_s)
     if left:
         logger.warning("not written in time and dropped: %d blocks", left)
-    closing = asyncio.ensure_future(long_tier.on_writer(long_tier.close_region))
+    closing = asyncio.ensure_future(paths.close())
     try:
         # The snapshot only saves time at the next start, so it may not cost the stop its bound.
         await asyncio.wait_for(closing, max(1.0, deadline - time.monotonic()))
@@ -329,37 +317,24 @@ async def _drain(cache: Cache, long_tier: LongTier | None, timeout_s: float) -> 
 
 
 async def _banner(
-    config: Config, server: Server, long_tier: LongTier | None, watch: Watch | None
+    config: Config, server: Server, paths: LongPaths | None, watch: Watch | None
 ) -> None:
-    lines = [
+    text = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
         f"of {format_size(server.arena.slot_bytes)}",
     ]
-    if long_tier is None:
-        lines.append("  disk     none; --long-path DIR adds a tier that survives restarts")
+    if paths is None:
+        text.append("  disk     none; --long-path DIR adds a tier that survives restarts")
     else:
-        stats = await long_tier.on_index(long_tier.stats)
-        lines.append(
-            f"  disk     {format_size(config.long_bytes)} in {long_tier.region}, "
-            f"{stats.capacity} slots, io {stats.io_mode} by {stats.io_engine}"
-        )
-        if long_tier.resized_from is not None:
-            lines.append(
-                f"  resized  from {format_size(long_tier.resized_from)}; a larger one keeps every "
-                "block, a smaller one those that lie in what is left"
-            )
-        lines.append(
-            f"  reopened {stats.recovery.entries} blocks in {stats.recovery.seconds:.3f} s "
-            f"from {stats.recovery.source}"
-        )
+        text += await paths.tiers[0].on_index(lines, paths)
     if watch is not None:
-        lines.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
-    lines += [f"  note     {note}" for note in server.notes]
-    lines += [
+        text.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
+    text += [f"  note     {note}" for note in server.notes]
+    text += [
         f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",
         "  expect   'first hit: ...' here once a block is found; "
         f"counters: python -m kvd.statctl --socket {config.socket}",
     ]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(text) + "\n")
     sys.stdout.flush()

@@ -35,8 +35,7 @@ def connections_allowed(config: Config) -> int:
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = len(os.listdir("/proc/self/fd"))
-    containers = 0
-    if config.long_path is not None:
-        containers = -(-config.long_bytes // LARGE_CONTAINER_BYTES)
+    container_bytes = config.container_bytes or LARGE_CONTAINER_BYTES
+    containers = len(config.paths) * -(-config.path_bytes // container_bytes)
     left = limit - open_now - containers - SPARE_DESCRIPTORS
     return max(1, min(MAX_SESSIONS, left // 2))  # A connection and its process's pidfd.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from kvd.long_tier import LongTier
+from kvd.long_paths import LongPaths
 
 INTERVAL_S = 0.05
 RETRY_S = 1.0
@@ -25,7 +25,7 @@ class ExpiryLimits:
 
     Parameters
     ----------
-    long_tier : LongTier
+    long_paths : LongPaths
         Where the copies are.
     limits : dict
         By key on disk: expiry on the boot clock. Shared with the namespaces, which answer from
@@ -36,8 +36,8 @@ class ExpiryLimits:
     Event loop only.
     """
 
-    def __init__(self, long_tier: LongTier, limits: dict[bytes, int]) -> None:
-        self._long = long_tier
+    def __init__(self, long_paths: LongPaths, limits: dict[bytes, int]) -> None:
+        self._long = long_paths
         self._limits = limits
         self._waiting: dict[bytes, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +97,7 @@ class ExpiryLimits:
         batch = list(self._waiting.items())[:BATCH]
         done = [False] * len(batch)
         try:
-            done = await self._long.on_writer(self._long.shorten, batch)
+            done = await self._long.shorten(batch)
         except Exception as error:
             logger.debug("times to live were not changed on disk: %s", error)
         finally:

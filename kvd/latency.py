@@ -1,5 +1,7 @@
 """The last latencies of one kind, and their percentiles."""
 
+from __future__ import annotations
+
 from collections import deque
 
 from kvd.durations import Histogram

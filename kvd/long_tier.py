@@ -1,105 +1,69 @@
-"""The long tier: a tablespace region, reached only from threads made for it.
+"""One path of the long tier: a tablespace region, reached only from threads made for it.
 
 The event loop never calls the store. One thread writes, in the order it was asked to, so a
-delete asked for after a write is done after it; a few threads read.
+delete asked for after a write is done after it; a few threads read. `kvd.long_paths` puts the
+paths together.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from tablespace.shared import checksum_many
 
-import tablespace
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
-from kvd.latency import LatencyRing
-from kvd.refusals import region_refusal
-from kvd.region_eviction import EvictionFlags, RegionEviction
-from kvd.region_ledger import RegionLedger
+from kvd.long_values import (
+    Outcome,
+    ReadValue,
+    WriteItem,
+    read_into,
+)
+from kvd.path_region import PathRegion
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
-from tablespace import ClosedError, TablespaceError, checksum64
+from tablespace import TablespaceError, checksum64
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tablespace import Store, StoreStats
+    from tablespace import Scrubbed, StoreStats
 
-READER_THREADS = 4
 SHORTEN_BLOCKS = 64
 SHORTEN_BYTES = 16 << 20  # Held in memory while times to live are rewritten.
-REGION_DIRECTORY = "region"
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Outcome(Enum):
-    """How one block's write ended."""
-
-    DURABLE = "durable"
-    DROPPED = "dropped"
-    CORRUPT = "corrupt"
-
-
-@dataclass(frozen=True)
-class WriteItem:
-    """One block on its way to the medium: all that the writing thread may look at."""
-
-    key: bytes
-    view: memoryview
-    checksum: int
-    metadata: bytes | None
-    position: int = 0
-
-
-@dataclass(frozen=True)
-class ReadValue:
-    """One block that was read: its length and the checksum it was verified against."""
-
-    length: int
-    checksum: int
-    expires_ns: int
-
-
-@dataclass
-class LongCounters:
-    """What happened on the long tier."""
-
-    hits: int = 0
-    misses: int = 0
-    dropped: int = 0
-    corrupt: int = 0
-    blocks_written: int = 0
-    bytes_written: int = 0
-    blocks_promoted: int = 0
-    bytes_read: int = 0
-    reads_failed: int = 0
-    promotions_no_room: int = 0
-
-
-class LongTier:
-    """One region and its threads.
+class LongTier(PathRegion):
+    """One region and its threads: one path of the long tier.
 
     Parameters
     ----------
     directory : Path
         The long path; the region lies in `directory/region`.
-    max_bytes, slot_bytes : int
-        Geometry of the region.
+    max_bytes : int
+        Budget of the region.
+    slot_bytes : int, sequence of int or None
+        Its slot sizes; None keeps those that it has.
     io_mode : str
         As tablespace's.
-    evict : EvictionFlags
+    options : RegionOptions
+        The rest.
+    counters : LongCounters, optional
+        Shared with the other paths.
+    evict : EvictionFlags, optional
         Which entries leave, and when.
+
+    Attributes
+    ----------
+    failure : str or None
+        Why the region takes no writes until it is opened again.
+    hidden : HiddenKeys
+        Deleted while the region could not be written: not served, and deleted when it is back.
 
     Notes
     -----
@@ -108,103 +72,9 @@ class LongTier:
     are for the loop.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        max_bytes: int,
-        slot_bytes: int,
-        io_mode: str,
-        *,
-        evict: EvictionFlags | None = None,
-    ) -> None:
-        self.directory = directory
-        self.max_bytes = max_bytes
-        self.slot_bytes = slot_bytes
-        self.counters = LongCounters()
-        self.write_latency = LatencyRing()
-        self.promotion_latency = LatencyRing()
-        self.reads_waiting = 0
-        self.failure: str | None = None
-        self.resized_from: int | None = None
-        self.eviction = RegionEviction(evict or EvictionFlags(), max_bytes, slot_bytes)
-        self.disk_look: asyncio.Future[Any] | None = None
-        self.evict_policy = self.eviction.flags.policy
-        self.recover = "salvage"
-        self.ledger = RegionLedger(directory, self.region)
-        self._io_mode = io_mode
-        self._store: Store | None = None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvd-write")
-        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="kvd-read")
-        self._index = ThreadPoolExecutor(1, thread_name_prefix="kvd-index")
-
-    # -- for the loop --------------------------------------------------------------------------
-
-    def on_writer(
-        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> asyncio.Future[T]:
-        """Run a call on the writing thread, after everything asked of it before."""
-        return _submit(self._writer, call, *args, **kwargs)
-
-    def on_reader(
-        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> asyncio.Future[T]:
-        """Run a call on a reading thread."""
-        return _submit(self._readers, call, *args, **kwargs)
-
-    def on_index(
-        self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> asyncio.Future[T]:
-        """Run a call that only looks into the region's index, never behind a transfer."""
-        return _submit(self._index, call, *args, **kwargs)
-
-    def shut_down(self) -> None:
-        """Stop the threads; what they are doing now is not waited for."""
-        for threads in (self._writer, self._readers, self._index):
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    # -- for the threads -----------------------------------------------------------------------
-
-    @property
-    def store(self) -> Store:
-        """Return the open store."""
-        if self._store is None:
-            raise ClosedError("the region is closed: the daemon is stopping")
-        return self._store
-
-    @property
-    def region(self) -> Path:
-        """Return the region's directory, which `tablespace info` takes."""
-        return self.directory / REGION_DIRECTORY
-
-    def open_region(self) -> None:
-        """Open or create the region.
-
-        Raises
-        ------
-        RefusedError
-            When another process holds it; names the holder.
-        ConfigError
-            When it cannot be opened as asked.
-        """
-        path = self.region
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            before = _container_bytes(path)
-            self._store = tablespace.open(
-                os.fspath(path),
-                max_bytes=self.max_bytes,
-                slot_bytes=self.slot_bytes,
-                io_mode=self._io_mode,
-                recover=self.recover,
-                on_full="evict",
-                eviction=self.ledger.policy(self.eviction.reopen()),
-            )
-            self.ledger.opened(self._store)
-            if before and before != _container_bytes(path):
-                self.resized_from = before
-            self._writer.submit(self.make_room)
-        except (TablespaceError, ValueError, OSError) as error:
-            raise region_refusal(self.directory, path, error) from error
+    def scrub(self, cursor: int, max_bytes: int) -> Scrubbed:
+        """Read some values and drop those that are damaged."""
+        return self.store.scrub(cursor, max_bytes=max_bytes)
 
     def write(self, items: Sequence[WriteItem], touched: Sequence[bytes]) -> list[Outcome]:
         """Make blocks durable, refreshing recency first; those already there are not written.
@@ -213,6 +83,7 @@ class LongTier:
         recorded after: a client that scribbles in between is found out.
         """
         store = self.store
+        self.free_space.check()
         outcomes = [Outcome.DURABLE] * len(items)
         if touched:
             store.touch_many(list(touched))
@@ -262,21 +133,12 @@ class LongTier:
                 store.delete(item.key)
                 outcomes[position] = Outcome.CORRUPT
             else:
+                self.blocks_written += 1
+                self.bytes_put += len(item.view)
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         self.make_room()
         return outcomes
-
-    def make_room(self) -> None:
-        """Evict a bounded number above the watermark, and the rest behind the writes that wait.
-
-        What goes wrong here is told by the next write; this one is done.
-        """
-        try:
-            if self.eviction.step(self.store):
-                self._writer.submit(self.make_room)
-        except (TablespaceError, OSError, RuntimeError) as error:
-            logger.debug("no room was made above the watermark: %s", error)
 
     def _holds(self, item: WriteItem) -> bool:
         entry = self.store.stat(item.key)
@@ -294,6 +156,7 @@ class LongTier:
         """
         store = self.store
         present = store.contains_many(list(keys))
+        self.hidden.hide(keys, present)
         now = boot_clock_ns()
         expired: list[bytes] = []
         for position, there in enumerate(present):
@@ -313,18 +176,7 @@ class LongTier:
 
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
-        store = self.store
-        before = [store.stat(key) for key in keys]
-        lengths = store.get_many_into(list(keys), list(views))
-        values: list[ReadValue | None] = []
-        for key, entry, length in zip(keys, before, lengths, strict=True):
-            after = store.stat(key) if length is not None and entry is not None else None
-            if length is None or entry is None or after is None or after.seq != entry.seq:
-                # Replaced meanwhile: which checksum belongs to these bytes is not known.
-                values.append(None)
-            else:
-                expires_ns = from_metadata(entry.metadata)
-                values.append(ReadValue(length, entry.checksum, expires_ns))
+        values = read_into(self.store, keys, views)
         self.ledger.read(key for key, value in zip(keys, values, strict=True) if value is not None)
         return values
 
@@ -445,22 +297,10 @@ class LongTier:
 
     def close_region(self) -> None:
         """Write the snapshot and release the region, once nobody reads any more."""
-        for threads in (self._readers, self._index):
+        self._closed = True
+        for threads in (self._readers, self._index, self._scrubbing):
             # The store may not be closed under a call; what has not begun is not begun.
             threads.shutdown(wait=True, cancel_futures=True)
         if self._store is not None:
             self._store.close()
             self._store = None
-
-
-def _submit(
-    threads: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> asyncio.Future[T]:
-    try:
-        return asyncio.wrap_future(threads.submit(call, *args, **kwargs))
-    except RuntimeError as error:
-        raise ClosedError("the region is closed: the daemon is stopping") from error
-
-
-def _container_bytes(region: Path) -> int:
-    return sum(file.stat().st_size for file in (region / "containers").glob("*"))

@@ -203,10 +203,6 @@ class MemoryTier:
         """Return the unwritten, unqueued blocks of a class, lowest rank first."""
         return list(self._long_dirty if retention is Retention.LONG else self._short_dirty)
 
-    def oldest_dirty_long(self) -> Block | None:
-        """Return the long block that waits for room in the write queue and would leave first."""
-        return self._long_dirty.first()
-
     # -- change --------------------------------------------------------------------------------
 
     def publish(self, block: Block) -> None:
@@ -257,7 +253,7 @@ class MemoryTier:
 
     def place(self, block: Block) -> None:
         """Put a block on the eviction list it belongs to now. Its rank stays."""
-        clean = block.durable or not self._writes_back
+        clean = block.durable or not block.admitted or not self._writes_back
         if block.retention is Retention.LONG:
             place = self._long_clean if clean else self._long_dirty
         elif block.retention is Retention.SHORT:

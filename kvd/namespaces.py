@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -96,8 +96,9 @@ class Namespaces:
 
     Parameters
     ----------
-    directory : Path or None
-        Where the names persist; None without a long tier.
+    directories : Path, sequence of Path or None
+        Where the names persist: all of them on every path, so that losing one loses none. None
+        without a long tier.
 
     Attributes
     ----------
@@ -112,18 +113,24 @@ class Namespaces:
     one with blocks in memory as long as these; one with blocks on disk is kept, by name.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directories: Path | Sequence[Path] | None) -> None:
         self.limits: dict[bytes, int] = {}
-        self._path = directory / FILE_NAME if directory is not None else None
+        listed = [directories] if isinstance(directories, Path) else list(directories or ())
+        self._directories = listed
         self._known: WeakValueDictionary[str, Namespace] = WeakValueDictionary()
         self._on_disk: dict[str, Namespace] = {}
         self._next_id = 1
-        self._unsaved = False
         self._holds: Counter[bytes | None] = Counter()
         self.damage: str | None = None
-        for name in self._load():
+        self._unsaved: set[Path] = set()
+        loaded = [set(self._load(directory / FILE_NAME)) for directory in listed]
+        for name in sorted(set().union(*loaded)):
             self.keep(self.get(name))
-        self._unsaved = False
+        self._unsaved = {
+            directory
+            for directory, names in zip(listed, loaded, strict=True)
+            if len(names) < len(self._on_disk)
+        }
 
     def __len__(self) -> int:
         return len(self.names())
@@ -183,13 +190,16 @@ class Namespaces:
                 if prefixes is None or space.prefix in prefixes:
                     space.clearing -= 1
 
-    def take_unsaved(self, writing: Iterable[Namespace]) -> NamesFile | None:
-        """Return what has to be written before the first blocks of namespaces, or None."""
+    def take_unsaved(
+        self, writing: Iterable[Namespace], directory: Path | None = None
+    ) -> NamesFile | None:
+        """Return what has to be written there before the first blocks of namespaces, or None."""
         for namespace in writing:
             self.keep(namespace)
-        if not self._unsaved or self._path is None:
+        where = self._where(directory)
+        if where is None or where not in self._unsaved:
             return None
-        self._unsaved = False
+        self._unsaved.discard(where)
         return NamesFile(
             version=FORMAT_VERSION,
             namespaces={name: space.prefix.hex() for name, space in self._on_disk.items()},
@@ -198,52 +208,61 @@ class Namespaces:
     def forget(self, namespace: Namespace) -> None:
         """Note that nothing is left on disk under a namespace."""
         if self._on_disk.pop(namespace.name, None) is not None:
-            self._unsaved = True
+            self._unsaved.update(self._directories)
 
-    def put_back(self) -> None:
+    def put_back(self, directory: Path | None = None) -> None:
         """Note that what `take_unsaved` returned could not be written."""
-        self._unsaved = True
+        where = self._where(directory)
+        if where is not None:
+            self._unsaved.add(where)
 
-    def save(self, names: NamesFile) -> None:
+    def _where(self, directory: Path | None) -> Path | None:
+        return directory or next(iter(self._directories), None)
+
+    def save(self, names: NamesFile, directory: Path | None = None) -> None:
         """Write the names atomically and durably. Disk call: for the writer's thread."""
-        if self._path is None:
+        where = self._where(directory)
+        if where is None:
             return
-        temp_guard.replace_file(self._path, msgspec.json.format(msgspec.json.encode(names)))
+        path = where / FILE_NAME
+        temp_guard.replace_file(path, msgspec.json.format(msgspec.json.encode(names)))
 
     def keep(self, namespace: Namespace) -> None:
         """Note that there are, or will be, blocks on disk under a namespace."""
         if namespace.name not in self._on_disk:
             namespace.stored = True
             self._on_disk[namespace.name] = namespace
-            self._unsaved = True
+            self._unsaved.update(self._directories)
 
-    def _load(self) -> list[str]:
-        if self._path is None:
-            return []
+    def _load(self, path: Path) -> list[str]:
         try:
-            content = self._path.read_bytes()
+            content = path.read_bytes()
         except FileNotFoundError:
             return []
         except OSError as error:
+            if len(self._directories) > 1:
+                # The other paths have the names too.
+                logger.warning("%s: %s; its names are taken from the other paths", path, error)
+                return []
             raise ConfigError(
-                f"{self._path}: {error.strerror}; make it readable, or remove it: only the names "
+                f"{path}: {error.strerror}; make it readable, or remove it: only the names "
                 "that people see are lost"
             ) from error
         try:
             found = msgspec.json.decode(content, type=NamesFile)
         except (msgspec.DecodeError, ValueError) as error:
             # Only names for people are lost: identity comes from the name a client sends.
-            self.damage = f"{self._path} is damaged ({error}); names are learnt anew"
+            self.damage = f"{path} is damaged ({error}); names are learnt anew"
             logger.warning("%s", self.damage)
             return []
         if found.version != FORMAT_VERSION:
             raise ConfigError(
-                f"{self._path}: has version {found.version}, this kvd knows {FORMAT_VERSION}; use "
+                f"{path}: has version {found.version}, this kvd knows {FORMAT_VERSION}; use "
                 "the kvd that wrote it, or remove it: only the names that people see are lost"
             )
         if len(found.namespaces) > MAX_NAMESPACES:
             raise ConfigError(
-                f"{self._path}: has {len(found.namespaces)} names, at most {MAX_NAMESPACES} are "
+                f"{path}: has {len(found.namespaces)} names, at most {MAX_NAMESPACES} are "
                 "kept; remove it: only the names that people see are lost"
             )
         return list(found.namespaces)

@@ -13,7 +13,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tablespace
@@ -77,21 +77,17 @@ def examine(config: Config) -> list[Finding]:
         _page_tables,
         _socket,
     ]
-    if config.long_path is None:
+    if not config.paths:
         checks.append(_no_disk)
-    else:
-        checks += [_slot_sizes, _room, _storage, _transfers]
-    return [finding for check in checks for finding in check(config)]
+    found = [finding for check in checks for finding in check(config)]
+    return [*found, *_of_paths(config, [_slot_sizes, _room, _storage, _transfers])]
 
 
 def start_warnings(config: Config) -> list[str]:
     """Return the warnings that the start banner repeats: those nothing else would say."""
-    if config.long_path is None:
-        return []
-    found = [*_room(config), *_storage(config)]
     return [
         f"{finding.name}: {finding.found}; {finding.remedy}"
-        for finding in found
+        for finding in _of_paths(config, [_room, _storage])
         if finding.level != OK
     ]
 
@@ -192,50 +188,50 @@ def _no_disk(config: Config) -> Iterator[Finding]:
     yield Finding("long tier", OK, "none asked for: what memory evicts is gone (--long-path DIR)")
 
 
-def _slot_sizes(config: Config) -> Iterator[Finding]:
-    assert config.long_path is not None
+def _slot_sizes(config: Config, path: Path) -> Iterator[Finding]:
     try:
-        with open(config.long_path / "region" / "region.json", "rb") as file:
-            sizes = json.loads(file.readline())["slot_bytes"]
+        with open(path / "region" / "region.json", "rb") as file:
+            has = set(json.loads(file.readline())["slot_bytes"])
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield Finding("region", FAIL, f"region.json: {error}", "run `tablespace check` on it")
         return
-    if config.slot_bytes not in sizes:
+    # Sizes can be added, not taken away; with "auto" a region keeps those that it has.
+    gone = has.difference(config.slots.sizes)
+    found = ", ".join(map(format_size, sorted(has)))
+    if gone and not config.slots.auto:
+        asked = ", ".join(map(format_size, config.slots.sizes))
         yield Finding(
             "region",
             FAIL,
-            f"was made with slots of {', '.join(map(format_size, sizes))}, not "
-            f"{format_size(config.slot_bytes)}",
+            f"was made with slots of {found}, not {asked}",
             "give that as --tablespace-slot-bytes, or another --long-path",
         )
     else:
-        yield Finding("region", OK, f"is there, with slots of {format_size(config.slot_bytes)}")
+        yield Finding("region", OK, f"is there, with slots of {found}")
 
 
-def _room(config: Config) -> Iterator[Finding]:
-    """Compare the budget with what is free and what the region has already."""
-    assert config.long_path is not None
-    status = os.statvfs(nearest_directory(config.long_path))
+def _room(config: Config, path: Path) -> Iterator[Finding]:
+    """Compare a path's share of the budget with what is free and what the region has already."""
+    status = os.statvfs(nearest_directory(path))
     free = status.f_bavail * status.f_frsize
-    containers = config.long_path / "region" / "containers"
+    containers = path / "region" / "containers"
     has = sum(file.stat().st_blocks * 512 for file in containers.glob("*"))
-    needed = int(config.long_bytes * (1 + INDEX_SHARE)) - has
-    found = f"{format_size(config.long_bytes)} asked for, {format_size(free)} free"
+    needed = int(config.path_bytes * (1 + INDEX_SHARE)) - has
+    found = f"{format_size(config.path_bytes)} asked for, {format_size(free)} free"
     if has:
         found += f", the region has {format_size(has)}"
     if needed > free:
-        most = (free + has) * 9 // 10
+        most = (free + has) * 9 // 10 * len(config.paths)
         remedy = f"--long-bytes {most >> 20}M would fit; or free some, or use another disk"
         yield Finding("disk space", WARN, f"{found}: the budget can't fit", remedy)
     else:
         yield Finding("disk space", OK, found)
 
 
-def _storage(config: Config) -> Iterator[Finding]:
-    assert config.long_path is not None
-    kind = tablespace.classify(config.long_path)
+def _storage(config: Config, path: Path) -> Iterator[Finding]:
+    kind = tablespace.classify(path)
     for warning in kind.warnings:
         found, _, remedy = warning.partition(": ")
         yield Finding("storage", WARN, found, remedy or found)
@@ -243,13 +239,12 @@ def _storage(config: Config) -> Iterator[Finding]:
         yield Finding("storage", OK, "; ".join(kind.reasons))
 
 
-def _transfers(config: Config) -> Iterator[Finding]:
+def _transfers(config: Config, path: Path) -> Iterator[Finding]:
     """Open a region of a MiB beside the real one: O_DIRECT and io_uring as they will be."""
-    assert config.long_path is not None
     try:
         with (
             tempfile.TemporaryDirectory(
-                prefix=".kvd-check-", dir=nearest_directory(config.long_path)
+                prefix=".kvd-check-", dir=nearest_directory(path)
             ) as directory,
             tablespace.open(
                 os.path.join(directory, "region"),
@@ -261,8 +256,10 @@ def _transfers(config: Config) -> Iterator[Finding]:
             store.put(b"check", b"check")
             stats = store.stats()
     except (OSError, TablespaceError) as error:
+        # One of several is tried again while the daemon serves.
+        level = FAIL if len(config.paths) == 1 else WARN
         remedy = "another --long-path, or --io-mode buffered"
-        yield Finding("transfers", FAIL, f"a region can't be made here: {error}", remedy)
+        yield Finding("transfers", level, f"a region can't be made here: {error}", remedy)
         return
     reasons = {
         word: next((each for each in stats.choices if each.startswith(word)), word)
@@ -273,11 +270,27 @@ def _transfers(config: Config) -> Iterator[Finding]:
     else:
         remedy = "allow io_uring_setup (seccomp profile, sysctl kernel.io_uring_disabled=0)"
         yield Finding("io_uring", WARN, f"not used: {reasons['engine']}", remedy)
-    if stats.io_mode == "direct" or tablespace.classify(config.long_path).io_mode == "buffered":
+    if stats.io_mode == "direct" or tablespace.classify(path).io_mode == "buffered":
         yield Finding("O_DIRECT", OK, reasons["mode"])
     else:
         remedy = "nothing if buffered was asked for; else a file system with O_DIRECT (ext4, XFS)"
         yield Finding("O_DIRECT", WARN, f"not used: {reasons['mode']}", remedy)
+
+
+def _of_paths(
+    config: Config, checks: Sequence[Callable[[Config, Path], Iterator[Finding]]]
+) -> Iterator[Finding]:
+    """Check each path; where there are several, the findings say which."""
+    several = len(config.paths) > 1
+    for path in config.paths:
+        for check in checks:
+            try:
+                found = list(check(config, path))
+            except OSError as error:
+                remedy = "mount it, or leave it out"
+                found = [Finding("path", WARN if several else FAIL, str(error), remedy)]
+            for each in found:
+                yield replace(each, found=f"{path}: {each.found}") if several else each
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from kvd.arena import release
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
-from kvd.long_tier import LongTier, ReadValue
+from kvd.long_paths import LongPaths, Source
+from kvd.long_tier import LongTier
+from kvd.long_values import ReadValue
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace
 
 READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
 LOOSE_BYTES = 16 << 20  # What one lookup may carry inline when memory has no slot for it.
 MAX_LOOSE_BYTES = 64 << 20  # What all lookups may read so at a time; beyond it they miss.
-LONG_TIMEOUT_S = 2.0  # A read that takes longer is a miss for the asker, and still promotes.
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Promotion:
 
     namespace: Namespace
     key: bytes
+    source: Source
     slot: int
     generation: int
     void: bool = False
@@ -57,11 +59,15 @@ class Loose:
 
 
 class Promoter:
-    """Single-flight reads from the long tier. Event loop only."""
+    """Single-flight reads from the long tier. Event loop only.
 
-    def __init__(self, memory: MemoryTier, long_tier: LongTier) -> None:
+    A read that takes longer than the tier's `timeout_s` is a miss for the asker, and still
+    promotes; its slots stay out of use until it ends.
+    """
+
+    def __init__(self, memory: MemoryTier, long_paths: LongPaths) -> None:
         self._memory = memory
-        self._long = long_tier
+        self._long = long_paths
         self._flying: dict[tuple[int, bytes], Promotion] = {}
         self._stranded: list[tuple[int, memoryview]] = []
         self._loose_bytes = 0
@@ -89,32 +95,37 @@ class Promoter:
         self, namespace: Namespace, keys: list[bytes], loose_too: bool
     ) -> list[Block | Loose | None]:
         generation = namespace.generation
-        deadline = time.monotonic() + LONG_TIMEOUT_S
+        deadline = time.monotonic() + self._long.timeout_s
         on_disk = await self._present(namespace, keys, deadline)
         found: list[Block | Promotion | None] = []
         fresh: list[Promotion] = []
-        roomless: list[int] = []
+        roomless: list[tuple[int, Source]] = []
         try:
-            for position, (key, there) in enumerate(zip(keys, on_disk, strict=True)):
+            for position, (key, source) in enumerate(zip(keys, on_disk, strict=True)):
                 # Everything may have changed while the index was asked.
                 current = self._memory.find(namespace, key)
                 flying = self._flying.get((namespace.id, key))
                 if current is not None:
                     found.append(current)
                 elif flying is not None:
-                    found.append(flying)
-                elif there and namespace.generation == generation and namespace.disk_counts(key):
-                    promotion = self._begin(namespace, key, position)
+                    # A read that hangs is not waited for by everybody who comes after.
+                    hangs = flying.source.progress.stands_still(self._long.timeout_s)
+                    found.append(None if hangs else flying)
+                elif (
+                    source is not None
+                    and namespace.generation == generation
+                    and namespace.disk_counts(key)
+                ):
+                    promotion = self._begin(namespace, key, source, position)
                     if promotion is not None:
                         fresh.append(promotion)
                     else:
-                        roomless.append(position)
+                        roomless.append((position, source))
                     found.append(promotion)
                 else:
                     found.append(None)
-            for first in range(0, len(fresh), READ_BLOCKS):
-                part = fresh[first : first + READ_BLOCKS]
-                task = asyncio.create_task(self._read(part))
+            for source, part in _by_source(fresh):
+                task = asyncio.create_task(self._read(source, part))
                 for promotion in part:
                     promotion.task = task
         except BaseException:
@@ -138,35 +149,36 @@ class Promoter:
         self,
         namespace: Namespace,
         keys: list[bytes],
-        positions: list[int],
+        where: list[tuple[int, Source]],
         blocks: list[Block | Loose | None],
     ) -> None:
         """Read what memory had no slot for into fresh bytes, as many as may be."""
         slot_bytes = self._long.slot_bytes
         room = min(LOOSE_BYTES, MAX_LOOSE_BYTES - self._loose_bytes)
         # One that is larger than its share still goes, when nothing else does.
-        positions = positions[: room // slot_bytes or (0 if self._loose_bytes else 1)]
-        held_bytes = len(positions) * slot_bytes
+        where = where[: room // slot_bytes or (0 if self._loose_bytes else 1)]
+        held_bytes = len(where) * slot_bytes
         self._loose_bytes += held_bytes
         try:
-            await self._read_into(namespace, keys, positions, blocks)
+            for source in dict.fromkeys(source for _, source in where):
+                positions = [position for position, other in where if other is source]
+                await self._read_into(source, namespace, keys, positions, blocks)
         finally:
             self._loose_bytes -= held_bytes
 
     async def _read_into(
         self,
+        source: Source,
         namespace: Namespace,
         keys: list[bytes],
         positions: list[int],
         blocks: list[Block | Loose | None],
     ) -> None:
-        if not positions:
-            return
         generation = namespace.generation
         buffers = [bytearray(self._long.slot_bytes) for _ in positions]
         views = [memoryview(buffer) for buffer in buffers]
         disk_keys = [namespace.prefix + keys[position] for position in positions]
-        values = await self._read_values(disk_keys, views)
+        values = await self._read_values(source, disk_keys, views)
         if generation != namespace.generation:
             return
         for position, view, value in zip(positions, views, values, strict=True):
@@ -179,14 +191,14 @@ class Promoter:
 
     async def _present(
         self, namespace: Namespace, keys: list[bytes], deadline: float
-    ) -> list[bool]:
+    ) -> list[Source | None]:
         disk_keys = [namespace.prefix + key for key in keys]
         try:
-            asked = self._long.on_index(self._long.contains, disk_keys)
+            asked = self._long.find(disk_keys, to_read=True)
             return await asyncio.wait_for(asked, deadline - time.monotonic())
         except Exception as error:
             logger.warning("the long tier could not be asked: %s", error)
-            return [False] * len(keys)
+            return [None] * len(keys)
 
     async def _wait(self, found: list[Block | Promotion | None], deadline: float) -> None:
         tasks = {
@@ -195,16 +207,20 @@ class Promoter:
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
 
-    def _begin(self, namespace: Namespace, key: bytes, position: int) -> Promotion | None:
+    def _begin(
+        self, namespace: Namespace, key: bytes, source: Source, position: int
+    ) -> Promotion | None:
         reserved = self._memory.reserve()
         if reserved is None:
             self._long.counters.promotions_no_room += 1
             return None
-        promotion = Promotion(namespace, key, reserved[0], namespace.generation, position=position)
+        promotion = Promotion(
+            namespace, key, source, reserved[0], namespace.generation, position=position
+        )
         self._flying[namespace.id, key] = promotion
         return promotion
 
-    async def _read(self, promotions: list[Promotion]) -> None:
+    async def _read(self, source: Source, promotions: list[Promotion]) -> None:
         started = time.monotonic()
         keys = [promotion.namespace.prefix + promotion.key for promotion in promotions]
         values: list[ReadValue | None] = [None] * len(promotions)
@@ -214,7 +230,7 @@ class Promoter:
                 self._memory.arena.view(promotion.slot, self._memory.arena.slot_bytes)
                 for promotion in promotions
             ]
-            values = await self._read_values(keys, views)
+            values = await self._read_values(source, keys, views)
         finally:
             held = {id(view) for view in release(views)}
             for position, (promotion, value) in enumerate(zip(promotions, values, strict=True)):
@@ -229,8 +245,8 @@ class Promoter:
             for key, value in zip(keys, values, strict=True)
             if value is not None and 0 < value.expires_ns <= now
         ]
-        if expired:
-            await self._delete_expired(expired)
+        if expired and isinstance(source, LongTier):
+            await self._delete_expired(source, expired)
 
     def _strand(self, promotion: Promotion, view: memoryview) -> None:
         """Keep a slot out of use that the disk may still write into."""
@@ -247,17 +263,17 @@ class Promoter:
             else:
                 self._memory.end_quarantine(slot)
 
-    async def _delete_expired(self, keys: list[bytes]) -> None:
+    async def _delete_expired(self, tier: LongTier, keys: list[bytes]) -> None:
         try:
-            await self._long.on_writer(self._long.delete_expired, keys)
+            await tier.on_writer(tier.delete_expired, keys)
         except Exception as error:
             logger.debug("%d expired blocks stay on disk: %s", len(keys), error)
 
     async def _read_values(
-        self, keys: list[bytes], views: list[memoryview]
+        self, source: Source, keys: list[bytes], views: list[memoryview]
     ) -> list[ReadValue | None]:
         try:
-            return await self._long.on_reader(self._long.read, keys, views)
+            return await source.on_reader(source.read, keys, views)
         except Exception as error:
             logger.warning("reading %d blocks failed: %s", len(keys), error)
             self._long.counters.reads_failed += len(keys)
@@ -293,8 +309,22 @@ class Promoter:
             namespace.limited(key, value.expires_ns),
             promotion.position,
         )
+        # Of a followed region too: it came from a disk, so its eviction costs no write.
         block.durable = True
         self._memory.publish(block)
         promotion.block = block
+        if not isinstance(promotion.source, LongTier):
+            promotion.source.hits += 1
         self._long.counters.blocks_promoted += 1
         self._long.counters.bytes_read += value.length
+
+
+def _by_source(promotions: list[Promotion]) -> list[tuple[Source, list[Promotion]]]:
+    """Cut promotions into read calls: one region each, and no more than one thread's share."""
+    parts: list[tuple[Source, list[Promotion]]] = []
+    for source in dict.fromkeys(promotion.source for promotion in promotions):
+        own = [promotion for promotion in promotions if promotion.source is source]
+        parts += [
+            (source, own[first : first + READ_BLOCKS]) for first in range(0, len(own), READ_BLOCKS)
+        ]
+    return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvd import protocol, temp_guard
@@ -112,8 +112,9 @@ class Taken:
 async def _purge_temporary(cache: Cache, dry_run: bool) -> Purged:
     swept = await asyncio.gather(
         *(
-            tier.on_reader(temp_guard.sweep, tier.directory, dry_run=dry_run)
+            tier.on_scrubber(temp_guard.sweep, tier.directory, dry_run=dry_run)
             for tier in cache.tiers
+            if tier.is_open
         )
     )
     return swept_away(swept, dry_run)
@@ -137,25 +138,11 @@ def _on_disk(cache: Cache) -> frozenset[bytes]:
     return frozenset(prefix for tier in cache.tiers for prefix in tier.ledger.census.usage())
 
 
-async def _everywhere(calls: Sequence[Awaitable[Freed]]) -> Freed:
-    """Return what all paths freed; the first error once all have ended."""
-    total = Freed()
-    error: BaseException | None = None
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            error = error or result
-        else:
-            total += result
-    if error is not None:
-        raise error
-    return total
-
-
 async def _count(cache: Cache, selection: Selection) -> Taken:
     blocks = _in_memory(cache, selection)
-    freed = await _everywhere(
-        [tier.on_writer(tier.purge, selection, dry_run=True) for tier in cache.tiers]
-    )
+    freed = Freed()
+    if cache.long is not None:
+        freed = await cache.long.purge(selection, dry_run=True)
     return Taken(blocks, freed, dry_run=True)
 
 
@@ -165,9 +152,9 @@ async def _purge_whole(cache: Cache, selection: Selection, zero: bool) -> Taken:
     with names.hold(selection.prefixes):
         blocks = _in_memory(cache, selection)
         zeroed = _remove(cache, blocks, zero)
-        freed = await _everywhere(
-            [tier.on_writer(tier.purge, selection, zero=zero) for tier in cache.tiers]
-        )
+        freed = Freed()
+        if cache.long is not None:
+            freed = await cache.long.purge(selection, zero=zero)
     on_disk = _on_disk(cache)
     for prefix, space in names.by_prefix().items():
         meant = selection.prefixes is None or prefix in selection.prefixes
@@ -184,8 +171,8 @@ async def _purge_old(cache: Cache, selection: Selection, zero: bool) -> Taken:
     zeroed = 0
     freed = Freed()
     keys = [block.disk_key for block in old]
-    for tier in cache.tiers:
-        keys += await tier.on_index(tier.select, selection)
+    if cache.long is not None:
+        keys += await cache.long.select(selection)
     keys = list(dict.fromkeys(keys))
     removed: list[Block] = []
     for first in range(0, max(1, len(keys)), BATCH_KEYS):
@@ -201,9 +188,8 @@ async def _purge_old(cache: Cache, selection: Selection, zero: bool) -> Taken:
             blocks = cache.void(marked)
             zeroed += _remove(cache, blocks, zero)
             removed += blocks
-            freed += await _everywhere(
-                [tier.on_writer(tier.purge_keys, part, zero=zero) for tier in cache.tiers]
-            )
+            if cache.long is not None:
+                freed += await cache.long.purge_keys(part, zero=zero)
     return Taken(removed, freed, zeroed_bytes=zeroed)
 
 
@@ -241,12 +227,15 @@ def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
 
 
 async def _save_names(cache: Cache) -> None:
-    """Let the file of names tell of no namespace that is gone."""
-    names = cache.namespaces.take_unsaved(())
-    if names is None or not cache.tiers:
-        return
-    try:
-        await cache.tiers[0].on_writer(cache.namespaces.save, names)
-    except (OSError, asyncio.CancelledError):
-        cache.namespaces.put_back()
-        raise
+    """Let the files of names tell of no namespace that is gone."""
+    for tier in cache.tiers:
+        if not tier.is_up:
+            continue
+        names = cache.namespaces.take_unsaved((), tier.directory)
+        if names is None:
+            continue
+        try:
+            await tier.on_writer(cache.namespaces.save, names, tier.directory)
+        except (OSError, asyncio.CancelledError):
+            cache.namespaces.put_back(tier.directory)
+            raise

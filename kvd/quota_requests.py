@@ -5,7 +5,13 @@ from __future__ import annotations
 from kvd import protocol, quotas
 from kvd.cache import Cache
 from kvd.errors import ConfigError, ProtocolError
+from kvd.long_tier import LongTier
 from kvd.quotas import Limits
+
+
+def keeper(cache: Cache) -> LongTier:
+    """Return the path whose file has the quotas for all: the first that is open."""
+    return next((tier for tier in cache.tiers if tier.is_open), cache.tiers[0])
 
 
 async def answer(cache: Cache, request: protocol.Quota) -> Limits:
@@ -33,8 +39,7 @@ async def answer(cache: Cache, request: protocol.Quota) -> Limits:
     else:
         limits[request.namespace] = request.limit_bytes
     try:
-        # The first path has them for all.
-        first = cache.tiers[0]
+        first = keeper(cache)
         await first.on_writer(quotas.save, first.directory, limits)
     except OSError as error:
         raise ProtocolError(
@@ -55,7 +60,7 @@ async def reload(cache: Cache) -> Limits:
     if cache.quotas is None:
         return {}
     try:
-        first = cache.tiers[0]
+        first = keeper(cache)
         limits = await first.on_writer(quotas.load, first.directory)
     except ConfigError as error:
         raise ProtocolError("unavailable", f"the quotas stay as they were: {error}") from error

@@ -19,7 +19,7 @@ FLAG_WORDS = (
     (re.compile(r" ?Remedy:.*", re.DOTALL), ""),
     (re.compile(r"\bmax_bytes\b"), "--long-bytes"),
     (re.compile(r"\bslot_bytes\b"), "--tablespace-slot-bytes"),
-    (re.compile(r"\bcontainer_bytes\b"), "the size of its containers"),
+    (re.compile(r"\bcontainer_bytes\b"), "--tablespace-container-bytes"),
     (re.compile(r"[. ]+$"), ""),
 )
 

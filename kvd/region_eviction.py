@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvd.long_limits import DEFAULT_SLOT_BYTES
+from kvd.policy.ranked import FifoRule
 from kvd.policy.region_policy import RegionPolicy
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
 from kvd.policy.value import LONG_HALF_LIFE_S
 
 if TYPE_CHECKING:
-    from kvd.long_tier import WriteItem
+    from kvd.long_values import WriteItem
     from tablespace import Store, StoreStats
+
+MAX_REMEMBERED = 1 << 22
+"""Entries that a region's policy remembers by at most: 64 to 128 bytes of memory each."""
 
 STEP_BLOCKS = 256
 """Deleted at a time on the writing thread: writes go on in between."""
@@ -46,26 +51,37 @@ class RegionEviction:
     Parameters
     ----------
     flags : EvictionFlags
-    max_bytes, slot_bytes : int
-        Of the region: how much the policy has to know of.
+    max_bytes : int
+        Budget of the region: how much the policy has to know of.
+
+    Attributes
+    ----------
+    max_bytes : int
+        What the region has of that.
     """
 
-    def __init__(self, flags: EvictionFlags, max_bytes: int, slot_bytes: int) -> None:
+    def __init__(self, flags: EvictionFlags, max_bytes: int) -> None:
         self.flags = flags
-        self._max_bytes = max_bytes
-        self._capacity = max(1, max_bytes // max(1, slot_bytes))
+        self.max_bytes = max_bytes
+        self._slot_bytes = DEFAULT_SLOT_BYTES
         self._targets: dict[int, int] = {}
         self._evictions = 0
         self._reclaimed_bytes = 0
-        self.policy = self._fresh()
+        # Until it is opened: what a policy remembers takes memory by the size of the region.
+        self.policy = RegionPolicy(FifoRule())
 
     def _fresh(self) -> RegionPolicy:
-        return RegionPolicy(
-            make_rule(self.flags.policy, self._capacity, half_life_s=LONG_HALF_LIFE_S)
-        )
+        capacity = min(MAX_REMEMBERED, max(1, self.max_bytes // self._slot_bytes))
+        return RegionPolicy(make_rule(self.flags.policy, capacity, half_life_s=LONG_HALF_LIFE_S))
 
-    def reopen(self) -> RegionPolicy:
-        """Return a policy that knows nothing, for a region about to be opened."""
+    def reopen(self, slot_sizes: Sequence[int]) -> RegionPolicy:
+        """Return a policy that knows nothing, for a region about to be opened.
+
+        The sizes of its slots, smallest first, may be unknown before; of several the middle one
+        says for how many entries there may be: which of them will fill is not known.
+        """
+        if slot_sizes:
+            self._slot_bytes = slot_sizes[len(slot_sizes) // 2]
         self._evictions, self._reclaimed_bytes = self.evictions, self.reclaimed_bytes
         self._targets.clear()
         self.policy = self._fresh()
@@ -115,4 +131,4 @@ class RegionEviction:
         """Return what all slots could hold: a pool has only those of containers it took so far."""
         if len(stats.pools) == 1:
             return stats.capacity * stats.slot_bytes
-        return self._max_bytes
+        return self.max_bytes

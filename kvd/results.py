@@ -185,8 +185,47 @@ class MemoryStats(msgspec.Struct, frozen=True):
     pinned: bool
 
 
+class PathStats(msgspec.Struct, frozen=True):
+    """One path of the long tier, or one followed region.
+
+    Attributes
+    ----------
+    state : str
+        "up"; "read_only" (it failed and is still read); "away" (it is not open); "stuck" (its
+        reads do not end); "followed".
+    problem : str or None
+        Why it is not up; `retry_in_s` when it is opened again.
+    """
+
+    path: str
+    state: str
+    problem: str | None = None
+    retry_in_s: float = 0.0
+    failures: int = 0
+    reopened: int = 0
+    uuid: str | None = None
+    entries: int = 0
+    used_bytes: int = 0
+    max_bytes: int = 0
+    index_bound_bytes: int = 0
+    free_bytes: int = 0
+    slot_sizes: list[int] = []
+    blocks_written: int = 0
+    hits: int = 0
+    evictions: int = 0
+    corrupt: int = 0
+    reads_under_way: int = 0
+    queue_blocks: int = 0
+    queue_bytes: int = 0
+    lag_records: int | None = None
+    choices: list[str] = []
+
+
 class LongStats(msgspec.Struct, frozen=True):
-    """Counters and sizes of the long tier; `enabled` is False without one."""
+    """Counters and sizes of the long tier; `enabled` is False without one.
+
+    With several paths the sizes are their sums, and `failed` is True when none takes writes.
+    """
 
     enabled: bool
     failed: bool
@@ -216,6 +255,15 @@ class LongStats(msgspec.Struct, frozen=True):
     recovery_seconds: float
     recovery_source: str
     region: str = ""
+    paths: list[PathStats] = []
+    followed: list[PathStats] = []
+    dropped_by: dict[str, int] = {}
+    admitted: int = 0
+    not_admitted: int = 0
+    scrubbed_values: int = 0
+    scrubbed_bytes: int = 0
+    scrub_damaged: int = 0
+    index_bound_bytes: int = 0
     reclaimed_bytes: int = 0
     rejected_writes: int = 0
     written_never_read_bytes: int = 0

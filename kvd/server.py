@@ -104,6 +104,22 @@ class Server:
         for session in self.sessions:
             self.cache.storing.reservations.expire(session)
 
+    def note_block_size(self, client: str, block_bytes: int) -> None:
+        """Make room for blocks of a size that a client announced, or say that there is none."""
+        paths = self.cache.long
+        auto = paths is not None and paths.auto_slots
+        if paths is not None and paths.wants_slots_for(block_bytes):
+            self.run(paths.add_slots_for(block_bytes))
+        if block_bytes > self.arena.slot_bytes:
+            logger.warning(
+                "%s announces blocks of %d bytes, slots in memory have %d: they will not be "
+                "stored%s; raise --tablespace-slot-bytes",
+                client or "a client",
+                block_bytes,
+                self.arena.slot_bytes,
+                " before the daemon is started anew" if auto else "",
+            )
+
     async def stats(self) -> Stats:
         """Collect the counters of every part."""
         sessions = self.sessions.open_ones()
@@ -402,14 +418,8 @@ class Connection(asyncio.Protocol):
         server.sizing.announced(session.client, request.l1_bytes)
         self._frames.max_frame_bytes = server.max_frame_bytes
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
-        if request.block_bytes is not None and request.block_bytes > server.arena.slot_bytes:
-            logger.warning(
-                "%s announces blocks of %d bytes, slots have %d: they will not be stored; "
-                "raise --tablespace-slot-bytes",
-                request.client or "a client",
-                request.block_bytes,
-                server.arena.slot_bytes,
-            )
+        if request.block_bytes is not None:
+            server.note_block_size(request.client, request.block_bytes)
         self._send(
             protocol.HelloAck(
                 id=request.id,

@@ -12,7 +12,8 @@ from kvd import temp_guard
 from kvd.cache import Cache
 from kvd.census import Census, Usage
 from kvd.latency import LatencyRing
-from kvd.long_tier import REGION_DIRECTORY, LongTier
+from kvd.long_tier import LongTier
+from kvd.path_region import REGION_DIRECTORY
 from kvd.purging import label_of
 from kvd.quotas import Limits
 from kvd.results import Choices, NamespaceUse, PathHealth, Status, TierUse

@@ -15,8 +15,8 @@ import tablespace
 from kvd import quotas, temp_guard
 from kvd.census import Census
 from kvd.errors import ConfigError, KvdError
-from kvd.long_tier import REGION_DIRECTORY
 from kvd.namespaces import Namespaces
+from kvd.path_region import REGION_DIRECTORY
 from kvd.purging import label_of, prefix_of, swept_away
 from kvd.refusals import region_refusal
 from kvd.region_ledger import RegionLedger

@@ -10,14 +10,14 @@ from kvd import protocol
 from kvd.block import RETENTION_BY_NAME, Block, Retention
 from kvd.errors import ProtocolError
 from kvd.expiry import boot_clock_ns
-from kvd.long_tier import LongTier
+from kvd.long_paths import LongPaths
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace, Namespaces
 from kvd.promotion import Promoter
 from kvd.quotas import Quotas
 from kvd.reservations import Reservations
 from kvd.session import Session
-from kvd.write_back import WriteBack
+from kvd.write_back import NOT_ADMITTED, WriteBack
 
 MAX_CHECKSUM = (1 << 64) - 1
 
@@ -57,7 +57,7 @@ class Storing:
 
     Parameters
     ----------
-    memory, namespaces, long_tier, write_back, promoter
+    memory, namespaces, long_paths, write_back, promoter
         The cache's parts; the last three are None without a long tier.
     counters : CacheCounters
         Shared with the cache.
@@ -69,7 +69,7 @@ class Storing:
         self,
         memory: MemoryTier,
         namespaces: Namespaces,
-        long_tier: LongTier | None,
+        long_paths: LongPaths | None,
         write_back: WriteBack | None,
         promoter: Promoter | None,
         counters: CacheCounters,
@@ -78,7 +78,7 @@ class Storing:
         self.reservations = Reservations(memory)
         self._memory = memory
         self._namespaces = namespaces
-        self._long = long_tier
+        self._long = long_paths
         self._write_back = write_back
         self._promoter = promoter
         self._counters = counters
@@ -269,6 +269,7 @@ class Storing:
         if self._write_back is not None:
             # A copy may be on disk from before, whatever becomes of this one.
             self._write_back.limits.set(block.disk_key, block.expires_ns)
+            self._write_back.admit(block)
         if keep.retention is Retention.LONG:
             self._make_durable(session, block)
         return protocol.STORED
@@ -281,6 +282,8 @@ class Storing:
                 self._quotas.waits(block)
         self._counters.refreshed += 1
         self._memory.touch(block)
+        if self._write_back is not None and keep.retention >= Retention.SHORT:
+            self._write_back.admit_now(block)
         if keep.expires_ns != block.expires_ns:
             self._set_expiry(block, keep.expires_ns)
         if keep.retention > block.retention:
@@ -313,11 +316,17 @@ class Storing:
         if self._write_back is None:
             session.dropped += 1
             return
-        queued = self._write_back.offer(block)
-        if not queued and self._long is not None and self._long.failure is not None:
+        refusal = self._write_back.refusal(block)
+        if refusal is not None and self._long is not None:
             session.dropped += 1
-            self._long.counters.dropped += 1
+            self._long.counters.drop(refusal)
+            if not block.writing:
+                self._write_back.excuse(block)
+            if refusal == NOT_ADMITTED:
+                # It may lie there from before.
+                self._write_back.touch_path(block.disk_key)
             return
+        queued = self._write_back.offer(block)
         if not queued and block.durable:
             # Whether the disk still has it is not known before the writer has looked.
             block.durable = False

@@ -1,226 +1,205 @@
-"""Write-back: blocks queued for the long tier, written in groups, behind reads."""
+"""Write-back: which blocks go to the long tier, on which path, and what becomes of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvd.arena import release
+from kvd.admission import SecondHit
 from kvd.block import Block, Retention
-from kvd.expiry import suits, to_metadata
+from kvd.expiry import suits
 from kvd.expiry_limits import ExpiryLimits
-from kvd.long_tier import LongTier, Outcome, WriteItem
+from kvd.long_paths import LongPaths
+from kvd.long_tier import LongTier
+from kvd.long_values import Outcome
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import NamesFile, Namespaces
-from tablespace import ClosedError, FailedError
-
-GROUP_BLOCKS = 64  # One commit. Measured: beyond it the syncs cost little of a group's time.
-GROUP_BLOCKS_WHILE_READING = 16  # A read then waits for a quarter of that.
-MAX_GROUPS = 4  # At the writer at once: it never idles, and at most 256 blocks wait there.
-STALL_S = 2.0  # A group takes milliseconds; a disk this long silent is not worth waiting for.
-COMPLAIN_S = 10.0  # A full disk would otherwise fill the log as well.
-TOUCH_INTERVAL_S = 0.05
-MAX_TOUCHES = 65536  # 100 bytes each; more than one interval of any client.
+from kvd.write_budget import WriteBudget
+from kvd.write_lane import WriteLane
 
 logger = logging.getLogger(__name__)
 
 
+NOT_ADMITTED = "not_admitted"
+PATH_AWAY = "path_away"
+
+
 class WriteBack:
-    """The queue to the long tier. Event loop only.
+    """The queues to the long tier, one a path. Event loop only.
 
     Parameters
     ----------
-    memory, long_tier, namespaces
+    memory, long_paths, namespaces
         Where blocks come from, go to, and whose names must be on disk before them.
     max_queue_bytes : int
-        Bound of what is queued and in flight, none of which can be evicted. A block that finds
-        it full stays dirty in memory and is taken in when there is room, unless it had to be
-        evicted before, as when the disk stalls: then it is counted dropped.
+        Bound of what is queued and in flight, each path an equal share of it.
+    admission : SecondHit, optional
+        Says which blocks are written; by default all.
+    budget : WriteBudget, optional
+        Bounds what is written in a second.
+    flush_interval_s : float
+        How long a group that is not full waits for more blocks; a FLUSH waits for nothing.
     """
 
     def __init__(
         self,
         memory: MemoryTier,
-        long_tier: LongTier,
+        long_paths: LongPaths,
         namespaces: Namespaces,
         max_queue_bytes: int,
+        *,
+        admission: SecondHit | None = None,
+        budget: WriteBudget | None = None,
+        flush_interval_s: float = 0.0,
     ) -> None:
-        self._memory = memory
-        self._long = long_tier
+        self.memory = memory
+        self._long = long_paths
         self._namespaces = namespaces
-        self._max_queue_bytes = max_queue_bytes
-        self._queue: deque[tuple[Block, float]] = deque()
-        self.queue_bytes = 0
-        self.in_flight_blocks = 0
-        self._groups = 0
-        self._progress_at = 0.0
-        self._complain_after = 0.0
-        self._pump_due = False
-        self._touched: dict[bytes, None] = {}
-        self._touch_timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.limits = ExpiryLimits(long_tier, namespaces.limits)
+        self.admission = admission
+        self.budget = budget or WriteBudget(0)
+        self.flush_interval_s = flush_interval_s
+        share = max(memory.arena.slot_bytes, max_queue_bytes // len(long_paths.tiers))
+        self._lanes = {tier: WriteLane(self, tier, share) for tier in long_paths.tiers}
+        self.lanes: Sequence[WriteLane] = list(self._lanes.values())
+        self.limits = ExpiryLimits(long_paths, namespaces.limits)
         self.on_durable: Callable[[Block], None] = lambda block: None
 
     @property
     def queue_blocks(self) -> int:
         """Return how many blocks wait."""
-        return len(self._queue)
+        return sum(lane.queue_blocks for lane in self.lanes)
+
+    @property
+    def queue_bytes(self) -> int:
+        """Return the bytes of what waits and what is in flight."""
+        return sum(lane.queue_bytes for lane in self.lanes)
+
+    @property
+    def in_flight_blocks(self) -> int:
+        """Return how many blocks are at a writer."""
+        return sum(lane.in_flight_blocks for lane in self.lanes)
 
     @property
     def idle(self) -> bool:
         """Return whether nothing waits and nothing is in flight."""
-        return not self._queue and not self._groups
+        return all(lane.idle for lane in self.lanes)
+
+    @property
+    def reads_wait(self) -> bool:
+        """Return whether lookups wait for a disk."""
+        return bool(self._long.reads_waiting)
 
     def stalled(self) -> bool:
-        """Return whether the disk makes no progress, so that dirty blocks must give way."""
-        if self._long.failure is not None:
-            return True
-        return bool(self._groups) and time.monotonic() - self._progress_at > STALL_S
+        """Return whether a path makes no progress, so that dirty blocks must give way."""
+        up = [lane for lane in self.lanes if lane.tier.is_up]
+        return not up or any(lane.stalled for lane in up)
+
+    def _lane(self, disk_key: bytes) -> WriteLane | None:
+        tier = self._long.home(disk_key)
+        return None if tier is None else self._lanes[tier]
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def admit(self, block: Block) -> None:
+        """Decide on a block that was just stored, before it is offered."""
+        if self.admission is not None and block.retention >= Retention.SHORT:
+            block.admitted = self.admission.stored(block)
+            if not block.admitted:
+                self.memory.place(block)
+
+    def admit_now(self, block: Block) -> None:
+        """Note that a block was stored or used again."""
+        if not block.admitted:
+            block.admitted = True
+            if self.admission is not None:
+                self.admission.forget(block)
+            if not block.writing:
+                self.memory.place(block)
+
+    def refusal(self, block: Block) -> str | None:
+        """Return why a block will not be written as things stand, or None."""
+        if not block.admitted:
+            return NOT_ADMITTED
+        lane = self._lane(block.disk_key)
+        if lane is None or not lane.tier.is_up:
+            return PATH_AWAY
+        return None
 
     def offer(self, block: Block, *, anyway: bool = False) -> bool:
-        """Queue a block, safe from eviction from now on; False when the queue is full.
+        """Queue a block, safe from eviction from now on; False when it is not taken.
 
-        `anyway` ignores the bound, for the drain, which adds nothing else.
+        `anyway` ignores the queue's bound, for the drain, which adds nothing else.
         """
         if block.writing:
             return True
-        if self._long.failure is not None:
+        if not block.admitted:
             return False
-        if self.queue_bytes + block.length > self._max_queue_bytes and not anyway:
+        lane = self._lane(block.disk_key)
+        if lane is None or not lane.tier.is_up:
+            self.excuse(block)
             return False
-        block.writing = True
-        self._memory.protect(block)
-        self._queue.append((block, time.monotonic()))
-        self.queue_bytes += block.length
-        if not self._pump_due:
-            # After the current handler: its other blocks join the same group.
-            self._pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
-        return True
+        return lane.offer(block, anyway=anyway)
+
+    def excuse(self, block: Block) -> None:
+        """Let a block leave memory like a clean one, until it is stored or used again."""
+        if block.admitted:
+            block.admitted = False
+            self.memory.place(block)
 
     def touch(self, key: bytes) -> None:
-        """Refresh the recency of a key (as on disk) on the long tier too, lazily."""
-        self._touched.pop(key, None)
-        if len(self._touched) < MAX_TOUCHES:
-            self._touched[key] = None
-        if self._touch_timer is None:
-            self._touch_timer = asyncio.get_running_loop().call_later(
-                TOUCH_INTERVAL_S, self._send_touches
-            )
+        """Note the use of a key (as on disk): recency on the long tier, and admission."""
+        self.touch_path(key)
+        if self.admission is not None:
+            block = self.admission.used(key)
+            if block is not None:
+                self.admit_now(block)
+                if block.retention is Retention.LONG:
+                    self.offer(block)
 
-    async def drain(self, timeout_s: float) -> int:
-        """Write every dirty block, long ones first, and return how many were left behind."""
-        deadline = time.monotonic() + timeout_s
-        for retention in (Retention.LONG, Retention.SHORT):
-            for block in reversed(self._memory.dirty_blocks(retention)):
-                self.offer(block, anyway=True)
-        while not self.idle and time.monotonic() < deadline and self._long.failure is None:
-            pending = list(self._tasks)
-            if not pending:
-                await asyncio.sleep(0)
-                continue
-            await asyncio.wait(
-                pending,
-                timeout=max(0.0, deadline - time.monotonic()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        await self.limits.drain(deadline - time.monotonic())
-        left = len(self._queue) + self.in_flight_blocks
-        self._long.counters.dropped += left
-        return left
+    def touch_path(self, key: bytes) -> None:
+        """Refresh the recency of a key on the long tier, lazily."""
+        lane = self._lane(key)
+        if lane is not None:
+            lane.touch(key)
 
-    def _pump(self) -> None:
-        self._pump_due = False
-        while self._groups < MAX_GROUPS and self._queue:
-            if self._groups and len(self._queue) < GROUP_BLOCKS:
-                # The writer is busy anyway: a fuller group costs the same two syncs.
-                break
-            group = self._take_group()
-            if not group:
-                continue
-            names = self._namespaces.take_unsaved({block.namespace for block, _ in group})
-            touched, self._touched = list(self._touched), {}
-            if not self._groups:
-                self._progress_at = time.monotonic()
-            self._groups += 1
-            self.in_flight_blocks += len(group)
-            task = asyncio.create_task(self._write(group, touched, names))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def hurry(self) -> None:
+        """Write what is queued now without waiting for groups to fill."""
+        if self.flush_interval_s:
+            for lane in self.lanes:
+                lane.hurry()
 
-    def _take_group(self) -> list[tuple[Block, float]]:
-        size = GROUP_BLOCKS_WHILE_READING if self._long.reads_waiting else GROUP_BLOCKS
-        group: list[tuple[Block, float]] = []
-        while self._queue and len(group) < size:
-            block, queued_at = self._queue.popleft()
-            if block.gone:
-                self.queue_bytes -= block.length
-                self._memory.landed(block)
-            else:
-                group.append((block, queued_at))
-        return group
+    def tick(self) -> None:
+        """Do what is due now and then."""
+        for lane in self.lanes:
+            lane.tick()
 
-    async def _write(
-        self, group: list[tuple[Block, float]], touched: list[bytes], names: NamesFile | None
-    ) -> None:
-        outcomes = [Outcome.DROPPED] * len(group)
-        expiries = [block.expires_ns for block, _ in group]
-        views: list[memoryview] = []
-        try:
-            # Whatever goes wrong, in here or in the engine, costs this group and nothing else.
-            # One removed since the group was made is not written: its deletion is asked for
-            # already, and would not be done after this.
-            wanted = [at for at, (block, _) in enumerate(group) if not block.gone]
-            blocks = [group[at][0] for at in wanted]
-            views += [self._memory.arena.view(block.slot, block.length) for block in blocks]
-            items = [
-                WriteItem(
-                    block.disk_key,
-                    view,
-                    block.checksum,
-                    to_metadata(block.expires_ns),
-                    block.position,
-                )
-                for block, view in zip(blocks, views, strict=True)
-            ]
-            written = await self._long.on_writer(self._write_blocking, items, touched, names)
-            for at, outcome in zip(wanted, written, strict=True):
-                outcomes[at] = outcome
-        except Exception as error:
-            self._fail(error)
-            if names is not None:
-                self._namespaces.put_back()
-        finally:
-            release(views)
-            self._groups -= 1
-            self.in_flight_blocks -= len(group)
-            self._progress_at = time.monotonic()
-            self._long.write_latency.add(self._progress_at - group[0][1])
-            for (block, _), outcome, expires_ns in zip(group, outcomes, expiries, strict=True):
-                self._land(block, outcome, expires_ns)
-        self._refill()
-        self._pump()
+    # -- names ---------------------------------------------------------------------------------
 
-    def _write_blocking(
-        self, items: list[WriteItem], touched: list[bytes], names: NamesFile | None
-    ) -> list[Outcome]:
-        if names is not None:
-            self._namespaces.save(names)
-        return self._long.write(items, touched)
+    def take_names(self, tier: LongTier, blocks: Sequence[Block]) -> NamesFile | None:
+        """Return the names that have to be on a path before these blocks are, or None."""
+        return self._namespaces.take_unsaved({block.namespace for block in blocks}, tier.directory)
 
-    def _land(self, block: Block, outcome: Outcome, expires_ns: int) -> None:
+    def names_unsaved(self, tier: LongTier) -> None:
+        """Note that names could not be written there."""
+        self._namespaces.put_back(tier.directory)
+
+    def save_names(self, tier: LongTier, names: NamesFile) -> None:
+        """Write names to a path. Disk call: for the writer's thread."""
+        self._namespaces.save(names, tier.directory)
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def land(self, block: Block, outcome: Outcome, expires_ns: int, reason: str) -> None:
         """Take a block back from the writer, which wrote it to expire at `expires_ns`.
 
         One removed meanwhile only gives its slot back.
         """
         gone = block.gone
-        self.queue_bytes -= block.length
-        self._memory.landed(block)
-        if outcome is Outcome.DURABLE:
+        self.memory.landed(block)
+        if outcome is Outcome.DURABLE and len(self.lanes) == 1:
+            # With several paths an older copy may lie elsewhere: `shorten` looks.
             self.limits.settle(block.disk_key, expires_ns)
         if gone:
             # If it was deleted, the deletion waits behind this write; if it expired, then the
@@ -233,80 +212,57 @@ class WriteBack:
             if again and self.offer(block, anyway=True):
                 # Refreshed meanwhile: nobody hears that it is durable before that is.
                 return
-            self._memory.place(block)
+            self.memory.place(block)
             block.resolve(True)
             self.on_durable(block)
             return
+        if outcome is not Outcome.CORRUPT:
+            self.dropped(block, reason)
+            return
         block.durable = False
-        self._long.counters.dropped += 1
+        self._long.counters.drop("corrupt")
         block.resolve(False)
-        if outcome is Outcome.CORRUPT:
-            self._memory.counters.corrupt += 1
-            self._memory.remove(block)
-            logger.error(
-                "a block of %r changed in memory after its COMMIT and was thrown away: some "
-                "client writes where it must not",
-                block.namespace.name,
-            )
-            return
-        self._keep_in_memory_only(block)
+        self.memory.counters.corrupt += 1
+        self.memory.remove(block)
+        logger.error(
+            "a block of %r changed in memory after its COMMIT and was thrown away: some "
+            "client writes where it must not",
+            block.namespace.name,
+        )
 
-    def _keep_in_memory_only(self, block: Block) -> None:
+    def dropped(self, block: Block, reason: str) -> None:
         """Keep a dropped block for what it is worth: offered again, nothing would change."""
+        block.durable = False
+        self._long.counters.drop(reason)
+        block.resolve(False)
         block.retention = Retention.EPHEMERAL
-        self._memory.place(block)
+        self.memory.place(block)
 
-    def _give_up(self) -> None:
-        """Drop whatever waits for a disk that failed for good: a FLUSH must not wait for it."""
-        waiting = [block for block, _ in self._queue]
-        self._queue.clear()
-        for block in waiting:
-            self.queue_bytes -= block.length
-            self._memory.landed(block)
-        waiting += self._memory.dirty_blocks(Retention.LONG)
-        for block in waiting:
-            if block.gone:
+    # -- the end -------------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float) -> int:
+        """Write every dirty block, the most valuable first; return how many were left behind.
+
+        Long ones go before short ones, and those of the highest rank before the others.
+        """
+        deadline = time.monotonic() + timeout_s
+        # What found the queue full came later than what is in it.
+        aside = [lane.set_aside() for lane in self.lanes]
+        for retention in (Retention.LONG, Retention.SHORT):
+            for block in reversed(self.memory.dirty_blocks(retention)):
+                self.offer(block, anyway=True)
+        for lane, queued in zip(self.lanes, aside, strict=True):
+            lane.put_in_order(queued)
+            lane.hurry()
+        while not self.idle and time.monotonic() < deadline and self._long.failure is None:
+            pending = [task for lane in self.lanes for task in lane.tasks]
+            left_s = max(0.0, deadline - time.monotonic())
+            if not pending:
+                # Held back by the write budget.
+                await asyncio.sleep(min(0.01, left_s))
                 continue
-            block.durable = False
-            self._long.counters.dropped += 1
-            block.resolve(False)
-            self._keep_in_memory_only(block)
-
-    def _refill(self) -> None:
-        """Queue blocks that found the queue full."""
-        while True:
-            block = self._memory.oldest_dirty_long()
-            if block is None or not self.offer(block):
-                return
-
-    def _send_touches(self) -> None:
-        self._touch_timer = None
-        if not self._touched:
-            return
-        touched, self._touched = list(self._touched), {}
-        task = asyncio.create_task(self._touch(touched))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _touch(self, keys: list[bytes]) -> None:
-        try:
-            await self._long.on_writer(self._long.touch, keys)
-        except Exception as error:
-            logger.debug("recency was not refreshed: %s", error)
-
-    def _fail(self, error: Exception) -> None:
-        """Say that a group was not written, and stop for good if the region said so."""
-        if isinstance(error, FailedError | ClosedError):
-            if self._long.failure is None:
-                self._long.failure = f"{type(error).__name__}: {error}"
-                logger.error(
-                    "the long tier failed and takes no more blocks until the daemon is "
-                    "restarted: %s. What it holds is still served",
-                    self._long.failure,
-                )
-                self._give_up()
-            return
-        now = time.monotonic()
-        if now >= self._complain_after:
-            self._complain_after = now + COMPLAIN_S
-            logger.error("blocks are dropped, the long tier did not take them: %s", error)
+            await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        await self.limits.drain(deadline - time.monotonic())
+        left = self.queue_blocks + self.in_flight_blocks
+        self._long.counters.drop("stopped", left)
+        return left

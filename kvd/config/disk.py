@@ -6,22 +6,45 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import tablespace
 from kvd.arena_layout import PAGE_BYTES
-from kvd.config.flag import choice, flag, size
+from kvd.config.flag import choice, count, flag, size
 from kvd.config.values import Values
+from kvd.long_limits import DEFAULT_SLOT_BYTES, MAX_SLOT_BYTES, MAX_SLOT_SIZES
 from tablespace import format_size
 
 TITLE = "long tier"
-MAX_SLOT_BYTES = 32 << 20  # Must fit a frame; larger is a typing error, not a block.
+MAX_PATHS = 64
+MAX_WORKERS = 64
+AUTO = "auto"
 
 
-def directory(given: str) -> Path:
-    """A directory that exists or can be made."""
+@dataclass(frozen=True)
+class SlotSizes:
+    """Sizes of slots, smallest first; with `auto` clients add to them."""
+
+    sizes: tuple[int, ...]
+    auto: bool = False
+
+    @property
+    def largest(self) -> int:
+        """Return the size of the slots in memory."""
+        return self.sizes[-1]
+
+
+def part_directory(given: str) -> Path:
+    """A directory among several; one that cannot be used now is retried while serving."""
     if not given:
         raise ValueError("empty; name a directory, or leave it out")
     path = Path(given).absolute()
     if path.exists() and not path.is_dir():
-        raise ValueError("is not a directory; name one")
+        raise ValueError(f"{path} is not a directory; name one")
+    return path
+
+
+def directory(given: str) -> Path:
+    """A directory that exists or can be made."""
+    path = part_directory(given)
     parent = path
     while not parent.exists():
         parent = parent.parent
@@ -32,15 +55,46 @@ def directory(given: str) -> Path:
     return path
 
 
-def slot_size(given: str) -> int:
-    """A size a slot may have."""
+def slot_sizes(given: str) -> SlotSizes:
+    """Sizes that slots may have, or auto."""
+    if given == AUTO:
+        return SlotSizes((DEFAULT_SLOT_BYTES,), auto=True)
+    sizes = set()
+    for part in given.split(","):
+        number = size(part.strip())
+        if number % PAGE_BYTES or not PAGE_BYTES <= number <= MAX_SLOT_BYTES:
+            raise ValueError(
+                f"must be a multiple of 4K between 4K and {format_size(MAX_SLOT_BYTES)}, "
+                "for example 64K"
+            )
+        sizes.add(number)
+    if len(sizes) > MAX_SLOT_SIZES:
+        raise ValueError(f"at most {MAX_SLOT_SIZES} sizes; name fewer")
+    return SlotSizes(tuple(sorted(sizes)))
+
+
+def page_multiple(given: str) -> int:
+    """A size in whole pages."""
     number = size(given)
-    if number % PAGE_BYTES or not PAGE_BYTES <= number <= MAX_SLOT_BYTES:
-        raise ValueError(
-            f"must be a multiple of 4K between 4K and {format_size(MAX_SLOT_BYTES)}, "
-            "for example 64K"
-        )
+    if number % PAGE_BYTES:
+        raise ValueError("must be a multiple of 4K, for example 1G")
     return number
+
+
+def size_or_none(given: str) -> int:
+    """Bytes; 0 is allowed."""
+    try:
+        number = tablespace.parse_size(given)
+    except (ValueError, TypeError):
+        number = -1
+    if number < 0:
+        raise ValueError("not a size; write bytes or K, M, G, T: 512M, 8G; 0 for none")
+    return number
+
+
+def rate(given: str) -> int:
+    """Bytes a second; 0 is allowed."""
+    return size_or_none(given.removesuffix("/s"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +107,13 @@ class Disk:
         metavar="DIR",
         help="directory of the region (default: no long tier)",
     )
+    long_paths: tuple[Path, ...] | None = flag(
+        "--long-paths",
+        part_directory,
+        metavar="DIR,DIR",
+        help="several, best each on a disk of its own",
+        many=True,
+    )
     long_backend: str = flag(
         "--long-backend",
         choice("tablespace"),
@@ -60,12 +121,37 @@ class Disk:
         metavar="NAME",
         help="what the long tier is: tablespace, a region on disk",
     )
-    long_bytes: int = flag("--long-bytes", size, default="32G", help="hard cap of the region")
-    slot_bytes: int = flag(
+    long_bytes: int = flag(
+        "--long-bytes",
+        size,
+        default="32G",
+        help="hard cap of all paths together, each an equal share",
+    )
+    follow: tuple[Path, ...] | None = flag(
+        "--follow",
+        part_directory,
+        metavar="DIR,DIR",
+        help="long paths of other hosts, read after the own ones",
+        many=True,
+    )
+    slots: SlotSizes = flag(
         "--tablespace-slot-bytes",
-        slot_size,
+        slot_sizes,
         default="64K",
-        help="slot size in memory and on disk; larger values are not stored",
+        help="slot size in memory and on disk; a list is several sizes on disk, 'auto' adds "
+        "those that clients announce; larger values are not stored",
+    )
+    container_bytes: int | None = flag(
+        "--tablespace-container-bytes",
+        page_multiple,
+        help="size of a container file (default: 1G, or a quarter of a path's share if less)",
+    )
+    flush_interval_ms: int = flag(
+        "--tablespace-flush-interval-ms",
+        count(0, 60_000),
+        default="0",
+        metavar="MS",
+        help="how long a write group that is not full waits for more blocks",
     )
     io_mode: str = flag(
         "--io-mode",
@@ -74,22 +160,95 @@ class Disk:
         metavar="MODE",
         help="auto, direct (O_DIRECT) or buffered (page cache)",
     )
+    long_workers: int = flag(
+        "--long-workers-per-shard",
+        count(1, MAX_WORKERS),
+        default="8",
+        metavar="N",
+        help="read calls under way at once on each path",
+    )
+    long_timeout_ms: int = flag(
+        "--long-timeout-ms",
+        count(1, 3_600_000),
+        default="2000",
+        metavar="MS",
+        help="a read that takes longer is a miss",
+    )
+    recover: str = flag(
+        "--recover",
+        choice("salvage", "strict", "empty"),
+        default="salvage",
+        metavar="MODE",
+        help="what a damaged region means: salvage what is sound, strict (refuse), empty",
+    )
+    scrub_rate: int = flag(
+        "--scrub-rate",
+        rate,
+        default="0",
+        metavar="BYTES/s",
+        help="read values in the background and drop damaged ones; 0: off",
+    )
+    admission: str = flag(
+        "--admission",
+        choice("all", "second-hit"),
+        default="all",
+        metavar="WHAT",
+        help="second-hit: write only what was stored or used before",
+    )
+    write_budget: int = flag(
+        "--write-budget",
+        rate,
+        default="0",
+        metavar="BYTES/s",
+        help="write no more than this to the long tier; 0: no limit",
+    )
+    free_floor: int = flag(
+        "--free-floor",
+        size_or_none,
+        default="0",
+        help="write nothing while the file system has less free",
+    )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Return every path of the long tier."""
+        if self.long_path is not None:
+            return (self.long_path,)
+        return self.long_paths or ()
+
+    @property
+    def path_bytes(self) -> int:
+        """Return each path's share of the budget."""
+        return self.long_bytes // max(1, len(self.paths))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the size of the slots in memory: the largest."""
+        return self.slots.largest
 
 
 def settle(values: Values) -> list[str]:
     """Check the long tier against the slots and against memory."""
-    long_bytes, slot_bytes, max_bytes = (
-        values["long_bytes"],
-        values["slot_bytes"],
-        values["max_bytes"],
-    )
-    if values["long_path"] is None:
+    if values["long_path"] is not None and values["long_paths"] is not None:
+        raise values.wrong("long_paths", "--long-path is given too; give one of them")
+    one = values["long_path"]
+    paths = (values["long_paths"] or ()) if one is None else (one,)
+    own = {os.path.realpath(path) for path in paths}
+    if len(paths) > MAX_PATHS:
+        raise values.wrong("long_paths", f"at most {MAX_PATHS} paths; name fewer")
+    if len(own) < len(paths):
+        raise values.wrong("long_paths", "names a directory twice; name each once")
+    _check_followed(values, own)
+    if not paths:
         return []
-    if long_bytes < slot_bytes:
+    long_bytes, max_bytes = values["long_bytes"], values["max_bytes"]
+    slot_bytes = values["slots"].largest
+    if long_bytes // len(paths) < slot_bytes:
+        share = f" for each of {len(paths)} paths" if len(paths) > 1 else ""
         raise values.wrong(
             "long_bytes",
-            f"holds no slot of {format_size(slot_bytes)}; give more, or leave --long-path out "
-            "to run without a long tier",
+            f"holds no slot of {format_size(slot_bytes)}{share}; give more, or leave --long-path "
+            "out to run without a long tier",
         )
     if long_bytes < max_bytes:
         return [
@@ -97,3 +256,14 @@ def settle(values: Values) -> list[str]:
             f"({format_size(max_bytes)}), so it will churn; raise --long-bytes"
         ]
     return []
+
+
+def _check_followed(values: Values, own: set[str]) -> None:
+    followed = values["follow"] or ()
+    if followed and not own:
+        raise values.wrong(
+            "follow", "needs a long tier of its own; give --long-path too, small if it is to be"
+        )
+    for path in followed:
+        if os.path.realpath(path) in own:
+            raise values.wrong("follow", f"{path} is this daemon's own path; name other hosts'")

@@ -52,7 +52,7 @@ class Memory:
 
 def settle(values: Values) -> list[str]:
     """Bound the arena by what the machine and every cgroup have free."""
-    slot_bytes = values["slot_bytes"]
+    slot_bytes = values["slots"].largest
     free, bound = free_bytes()
     asked = values["max_bytes"]
     if asked is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvd.long_tier import REGION_DIRECTORY
+from kvd.path_region import REGION_DIRECTORY
 
 START_TIMEOUT_S = 120.0
 """Bound for a start: recovery of a region, on a slow disk, with room to spare."""

@@ -16,6 +16,7 @@ DESCRIPTIONS = {
     "misses_total": "Keys found in no tier.",
     "deletes_total": "Keys asked to be deleted.",
     "errors_total": "Requests answered with an error, and connections dropped.",
+    "inline_total": "Blocks that went through the socket, not through the arena.",
     "hits": "Keys found in this tier.",
     "misses": "Keys not found in this tier.",
     "evictions": "Blocks evicted to make room.",
@@ -32,6 +33,7 @@ DESCRIPTIONS = {
     "slots_reserved": "Slots being written by clients or by a promotion.",
     "rejected": "Blocks not written because of a quota or because nothing might be evicted.",
     "written_never_read_bytes": "Bytes in the region that were written and never read.",
+    "slots_leased": "Slots under a lease of a client.",
     "slots_held": "Slots evicted that a lease of a client still holds.",
     "slots_quarantined": "Slots out of use until a client's process ends or a read completes.",
     "bytes_in": "Bytes of values stored.",
@@ -73,6 +75,17 @@ DESCRIPTIONS = {
     "written_bytes": "Bytes of the blocks written.",
     "written_never_read_blocks": "Blocks in the region that were written and never read.",
     "read_blocks": "Reads of blocks from the region.",
+    "retry_in_s": "Seconds until a path that is away is tried again.",
+    "failures": "How often a path failed.",
+    "reopened": "How often a path came back.",
+    "reads_under_way": "Read calls under way.",
+    "lag_records": "Journal records of a followed region that are not taken in yet.",
+    "dropped_by": "Blocks that will not reach the long tier, by reason.",
+    "admitted": "Blocks that admission let through to the long tier.",
+    "not_admitted": "Blocks that admission kept off the long tier.",
+    "scrubbed_values": "Values read by scrubbing.",
+    "scrubbed_bytes": "Bytes read by scrubbing.",
+    "scrub_damaged": "Damaged values that scrubbing found.",
 }
 
 

@@ -22,6 +22,7 @@ from kvd import protocol
 from kvd.__main__ import main
 from kvd.arena import Arena
 from kvd.cache import Cache
+from kvd.long_paths import LongPaths
 from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
@@ -134,20 +135,42 @@ class Gate:
 
 
 class Rig:
-    """A cache over a real region, in this process and loop, with gates at the disk."""
+    """A cache over a real region or several, in this process and loop, with gates at the disk.
 
-    def __init__(self, directory):
-        self.long = LongTier(directory, 1 << 20, RIG_SLOT_BYTES, "auto")
-        self.long.open_region()
+    `long` is the first path, `tiers` are all.
+    """
+
+    def __init__(self, directory, paths=1, followed=(), timeout_s=2.0, **options):
+        places = [directory] if paths == 1 else [directory / f"p{at}" for at in range(paths)]
+        self.tiers = [LongTier(place, 1 << 20, RIG_SLOT_BYTES, "auto") for place in places]
+        self.long = self.tiers[0]
+        for tier in self.tiers:
+            tier.open_region()
         self.arena = Arena(RIG_SLOTS * RIG_SLOT_BYTES, RIG_SLOT_BYTES)
         self.memory = MemoryTier(self.arena, writes_back=True)
         self.memory.add_slots(0, RIG_SLOTS)
-        self.cache = Cache(self.memory, Namespaces(directory), self.long)
+        self.paths = LongPaths(self.tiers, followed, timeout_s=timeout_s)
+        self.cache = Cache(self.memory, Namespaces(places), self.paths, **options)
         self.session = Session(1)
         self.region = directory
 
-    def gate(self, name):
-        return Gate(self.long, name)
+    def gate(self, name, tier=None):
+        return Gate(tier or self.long, name)
+
+    def home(self, key):
+        return self.paths.home(self.cache.namespaces.get("m").prefix + key)
+
+    def disk_key(self, key):
+        return self.cache.namespaces.get("m").prefix + key
+
+    async def ticking(self, condition, timeout_s=20.0):
+        """Let the daemon's clock tick until something holds."""
+        for _ in range(int(timeout_s / 0.01)):
+            if condition():
+                return
+            self.cache.tick()
+            await asyncio.sleep(0.01)
+        pytest.fail(f"not within {timeout_s} s")
 
     def put(self, key, value, retention="long", session=None, ttl_s=None):
         item = protocol.SetItem(key, value, checksum64(value))
@@ -180,8 +203,8 @@ class Rig:
             if self.cache.write_back.idle:
                 break
             await asyncio.sleep(0.005)
-        await self.long.on_writer(self.long.close_region)
-        self.long.shut_down()
+        await self.paths.close()
+        self.paths.shut_down()
         self.arena.close()
 
     def accounted(self):
@@ -193,9 +216,9 @@ class Rig:
 def on_rig(tmp_path: Path) -> Callable[..., None]:
     """Run a coroutine function over a fresh rig."""
 
-    def run(scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    def run(scenario: Callable[[Rig], Awaitable[None]], **options: object) -> None:
         async def main() -> None:
-            rig = Rig(tmp_path)
+            rig = Rig(tmp_path, **options)
             try:
                 await scenario(rig)
             finally:

@@ -204,7 +204,7 @@ def test_without_sizes_both_tiers_are_bounded_and_the_help_says_by_what(tmp_path
     assert 0 < bounded.max_bytes <= 8 << 30
     assert bounded.long_bytes == 32 << 30
     text = " ".join(config.parser().format_help().split())
-    assert "hard cap of the region (default: 32G)" in text
+    assert "hard cap of all paths together, each an equal share (default: 32G)" in text
     assert "Sizes take K, M, G, T" in text
 
 

@@ -115,7 +115,7 @@ def test_a_path_that_is_a_file_would_not_start(tmp_path):
 def test_a_budget_larger_than_the_volume_is_said_with_one_that_fits(tmp_path):
     """A peer looked at the host's disk, filled a smaller volume, and its pod was evicted."""
     config = parse(["--long-path", str(tmp_path / "p"), "--long-bytes", "900T"], {})
-    (finding,) = preflight._room(config)
+    (finding,) = preflight._room(config, config.long_path)
     assert finding.level == "warn"
     assert "900T" in finding.found
     assert "would fit" in finding.remedy
@@ -134,8 +134,22 @@ def test_what_a_region_has_already_counts_as_room(tmp_path, monkeypatch):
         f_bavail, f_frsize = 1024, 4096
 
     monkeypatch.setattr(preflight.os, "statvfs", lambda path: Full)
-    (finding,) = preflight._room(config)
+    (finding,) = preflight._room(config, config.long_path)
     assert finding.level == "ok"
+
+
+def test_each_of_several_paths_is_examined(tmp_path):
+    """Only the first directory was looked at, and the others failed hours later."""
+    paths = [tmp_path / "a", tmp_path / "c"]
+    config = parse(
+        ["--long-paths", ",".join(map(str, paths)), "--long-bytes", "900T"],
+        {},
+    )
+    warnings = [each for each in preflight.start_warnings(config) if "can't fit" in each]
+    assert [str(path) in each for path, each in zip(paths, warnings, strict=True)] == [True] * 2
+    assert all("450T asked for" in each for each in warnings)
+    found = [each for each in preflight.examine(config) if each.name == "O_DIRECT"]
+    assert [str(path) in each.found for path, each in zip(paths, found, strict=True)] == [True] * 2
 
 
 def test_memory_that_cannot_be_pinned_names_the_limits_to_change(flags):
@@ -164,7 +178,7 @@ def test_storage_with_a_warning_says_its_remedy(tmp_path, monkeypatch):
     kind = preflight.tablespace.Classification(**{**vars(kind), "warnings": [said]})
     monkeypatch.setattr(preflight.tablespace, "classify", lambda path: kind)
     config = parse(["--long-path", str(tmp_path)], {})
-    (finding,) = preflight._storage(config)
+    (finding,) = preflight._storage(config, config.long_path)
     assert (finding.level, "umount /mnt && mount" in finding.remedy) == ("warn", True)
     assert any("umount /mnt && mount" in each for each in preflight.start_warnings(config))
 
@@ -177,7 +191,7 @@ def test_a_refused_io_uring_names_cause_and_remedy(tmp_path, monkeypatch):
         return opened(*args, **options, io_engine="posix")
 
     monkeypatch.setattr(preflight.tablespace, "open", without_uring)
-    findings = {each.name: each for each in preflight._transfers(config)}
+    findings = {each.name: each for each in preflight._transfers(config, config.long_path)}
     assert findings["io_uring"].level == "warn"
     assert "io_uring_disabled" in findings["io_uring"].remedy
     assert findings["O_DIRECT"].remedy or findings["O_DIRECT"].level == "ok"

@@ -8,7 +8,7 @@ import pytest
 
 from kvd import quotas
 from kvd.errors import ConfigError
-from kvd.long_tier import Outcome, WriteItem
+from kvd.long_values import Outcome, WriteItem
 from kvd.namespaces import disk_prefix
 from tablespace import checksum64
 

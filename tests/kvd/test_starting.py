@@ -15,9 +15,10 @@ import time
 
 import pytest
 
-from kvd.daemon import LoopComplaints, opened
+from kvd.daemon import LoopComplaints
 from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
+from kvd.long_opening import opened
 from kvd.namespaces import FILE_NAME, MAX_NAMESPACES, Namespaces
 from kvd.refusals import in_flags, memory_refusal
 

@@ -176,7 +176,7 @@ def test_a_group_the_disk_refused_is_dropped_and_the_next_one_tried(on_rig):
 
 def test_a_stalled_disk_makes_dirty_blocks_give_way(on_rig, monkeypatch):
     async def scenario(rig):
-        monkeypatch.setattr("kvd.write_back.STALL_S", 0.0)
+        monkeypatch.setattr("kvd.write_lane.STALL_S", 0.0)
         gate = rig.gate("write")
         for number in range(3 * SLOTS):
             assert rig.put(b"%d" % number, bytes(SLOT)) == "stored"

@@ -31,6 +31,7 @@ def live(tmp_path_factory):
     command = [
         *(sys.executable, "-m", "kvd", "--socket", str(directory / "s"), "--max-bytes", "8M"),
         *("--long-path", str(directory / "long"), "--long-bytes", "16M", "--metrics", "0"),
+        *("--follow", str(directory / "other")),
     ]
     with (
         open(directory / "log", "wb") as log,

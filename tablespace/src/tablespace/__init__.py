@@ -38,7 +38,7 @@ from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
 from tablespace.recovery import Damage, RecoveryReport
-from tablespace.stats import Entry, FollowerStats, PoolStats, StoreStats
+from tablespace.stats import Entry, FollowerStats, PoolStats, Scrubbed, StoreStats
 from tablespace.store import Store
 from tablespace.verification import DamagedValue
 
@@ -65,6 +65,7 @@ __all__ = [
     "ReadOnlyError",
     "RecoveryReport",
     "Report",
+    "Scrubbed",
     "Store",
     "StoreStats",
     "TablespaceError",

@@ -23,8 +23,8 @@ from tablespace.journal_tail import MovedError
 from tablespace.layout import container_name, index_bound_bytes
 from tablespace.region import read_region
 from tablespace.resize import CONTAINERS
-from tablespace.stats import Counts, FollowerStats, PoolStats, slot_counts
-from tablespace.store import Store
+from tablespace.stats import Counts, FollowerStats, PoolStats, Scrubbed, slot_counts
+from tablespace.store import SCRUB_BYTES, Store
 from tablespace.write_queue import always_empty
 
 logger = logging.getLogger("tablespace")
@@ -225,6 +225,11 @@ class Follower(Store):
             slot_bytes = pools[allocator.pool_of_container(entry[0])][0]
             view.devices[entry[0]].drop_cached(entry[1] * slot_bytes, slot_bytes)
 
+    @property
+    def uuid(self) -> str:
+        """The uuid of the region that is followed now."""
+        return self._view.region.uuid
+
     def __len__(self) -> int:
         if self._closed is None:
             self._check_open()
@@ -357,6 +362,10 @@ class Follower(Store):
     def snapshot(self) -> None:
         """Raise ReadOnlyError."""
         self._refuse("snapshot")
+
+    def scrub(self, cursor: int = 0, *, max_bytes: int = SCRUB_BYTES) -> Scrubbed:
+        """Raise ReadOnlyError."""
+        self._refuse("scrub")
 
     async def _aput(self, items: list[Sequence[Any]], durability: str | None) -> list[bool]:
         self._refuse("aput")

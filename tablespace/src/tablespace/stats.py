@@ -51,6 +51,25 @@ class PoolStats:
 
 
 @dataclass(frozen=True)
+class Scrubbed:
+    """What one call of `Store.scrub` did.
+
+    Attributes
+    ----------
+    cursor : int
+        Where to go on; 0 when all has been read.
+    values, damaged : int
+        Values read, and those of them that were not sound and are gone.
+    bytes_read : int
+    """
+
+    cursor: int
+    values: int
+    damaged: int
+    bytes_read: int
+
+
+@dataclass(frozen=True)
 class StoreStats:
     """Counters and choices of a store; slots unless the name says bytes.
 

@@ -37,7 +37,15 @@ from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
 from tablespace.requests import DeleteRequest, checked_item
 from tablespace.reserve import Reserve
-from tablespace.stats import Counts, Entry, PoolStats, StoreStats, entry_array, slot_counts
+from tablespace.stats import (
+    Counts,
+    Entry,
+    PoolStats,
+    Scrubbed,
+    StoreStats,
+    entry_array,
+    slot_counts,
+)
 from tablespace.write_queue import WriteQueue, copy_into
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ MAX_FRAME_BYTES = 1 << 20
 FRAME_POOL_BYTES = 4 << 20
 # Keys pinned at once by one call; more are read in turns.
 READ_WINDOW = 4096
+SCRUB_BYTES = 16 << 20
 # Records of deletes in one append: about half a MiB of journal.
 DELETE_GROUP = 4096
 
@@ -463,6 +472,36 @@ class Store(AsyncCalls):
             )
         return out, suspects
 
+    def scrub(self, cursor: int = 0, *, max_bytes: int = SCRUB_BYTES) -> Scrubbed:
+        """Read some values to see whether they are sound, and drop those that are not.
+
+        Nothing is used by that: the order of eviction stays as it is.
+
+        Parameters
+        ----------
+        cursor : int
+            0 to begin, then what the call before returned.
+        max_bytes : int
+            About how much to read: whole values, at least one.
+
+        Returns
+        -------
+        Scrubbed
+            Its cursor is 0 when all has been read.
+        """
+        self._check_open()
+        keys, following = self._index.scan(cursor, max(1, max_bytes // self._slot_bytes))
+        batch = self._batch()
+        batch.codec = self._codec
+        batch.start(keys, None, use=False)
+        _, suspects, error = batch.run(self._readers.lending)
+        for key, seq in suspects:
+            self._drop(key, seq)
+        with self._counting:
+            self._counts.read_errors += bool(error)
+        self._eviction.tell()
+        return Scrubbed(following, len(keys), len(suspects), batch.bytes_read)
+
     def _drop(self, key: bytes, seq: int) -> None:
         """Forget a damaged value; its record follows in the next commit, its slot is tested."""
         with self._counting:
@@ -577,6 +616,11 @@ class Store(AsyncCalls):
     def __delitem__(self, key: bytes) -> None:
         if not self.delete(key):
             raise KeyError(key)
+
+    @property
+    def uuid(self) -> str:
+        """The region's own name, 32 hex digits; never that of another region."""
+        return self._region.uuid
 
     def stats(self) -> StoreStats:
         """Return counters, slot accounting and the choices made at open."""

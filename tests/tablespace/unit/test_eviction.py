@@ -34,7 +34,7 @@ def test_the_least_recently_used_go_first(open_small: Opener) -> None:
 
 def test_hits_are_those_of_one_lru_less_the_spare_slots(open_small: Opener) -> None:
     store = open_small(on_full="evict")
-    size = store.stats().capacity - store.stats().capacity // 16
+    size = store.stats().capacity - store.stats().capacity // 128
     rng, model, hits, expected = random.Random(6), OrderedDict(), 0, 0
     for _ in range(1500):
         key = b"%d" % min(int(rng.expovariate(1 / 40)), 400)

@@ -663,6 +663,23 @@ cdef class KeyIndex:
         """Return all live keys, pool by pool, least recently used first."""
         return self.keys_with_prefix(b"")
 
+    def scan(self, uint32_t first, uint32_t count):
+        """Return the live keys among `count` places from `first` on, and the place behind them.
+
+        Places are in no order that means anything.  Taken one after another until the place
+        behind is 0, they show every entry that was there all the time.
+        """
+        cdef list out = []
+        cdef uint64_t places = <uint64_t>self.chunk_count * CHUNK_ENTRIES
+        cdef uint64_t end = min(<uint64_t>first + count, places)
+        cdef uint64_t id
+        cdef Entry *entry
+        for id in range(first, end):
+            entry = self.entry(<uint32_t>id)
+            if entry.flags & ENTRY_LIVE:
+                out.append(PyBytes_FromStringAndSize(<char *>entry.name, entry.key_length))
+        return out, (end if end < places else 0)
+
     def keys_with_prefix(self, bytes prefix not None):
         """Return all live keys that begin with `prefix`, pool by pool, least recent first."""
         cdef list out = []

@@ -128,7 +128,7 @@ cdef class ReadBatch:
         self.stuck = True
         keep_for_ever(self)
 
-    def start(self, list keys not None, list buffers):
+    def start(self, list keys not None, list buffers, bint use=True):
         """Look up and pin.
 
         Parameters
@@ -136,6 +136,8 @@ cdef class ReadBatch:
         keys : list of bytes
         buffers : list of writable buffers or None
             One a key, or `NEW_BYTES`; None to get bytes objects for all.
+        use : bool
+            Whether this is a use, which makes the entries the most recent ones.
 
         Raises
         ------
@@ -180,7 +182,8 @@ cdef class ReadBatch:
                 read.seq = entry.seq
                 read.raw = raw_length(entry)
                 # Before any Python code can run (an object's own buffer protocol may).
-                self.index.use(<uint32_t>id)
+                if use:
+                    self.index.use(<uint32_t>id)
                 if read.raw:
                     self.codec.load()
                 if buffers is not None and buffers[at] is not NEW_BYTES:

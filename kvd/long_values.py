@@ -1,0 +1,98 @@
+"""What the long tier's parts hand to each other, and how blocks are read out of a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kvd.expiry import from_metadata
+
+if TYPE_CHECKING:
+    from tablespace import Store
+
+
+class Outcome(Enum):
+    """How one block's write ended."""
+
+    DURABLE = "durable"
+    DROPPED = "dropped"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """How a region is opened and used; the flags of the same names say what each means."""
+
+    recover: str = "salvage"
+    container_bytes: int | None = None
+    workers: int = 8
+    free_floor_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class WriteItem:
+    """One block on its way to the medium: all that the writing thread may look at."""
+
+    key: bytes
+    view: memoryview
+    checksum: int
+    metadata: bytes | None
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class ReadValue:
+    """One block that was read: its length and the checksum it was verified against."""
+
+    length: int
+    checksum: int
+    expires_ns: int
+
+
+@dataclass
+class LongCounters:
+    """What happened on the long tier, all its paths together.
+
+    `dropped_by` splits `dropped` by reason.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    dropped: int = 0
+    corrupt: int = 0
+    blocks_written: int = 0
+    bytes_written: int = 0
+    blocks_promoted: int = 0
+    bytes_read: int = 0
+    reads_failed: int = 0
+    promotions_no_room: int = 0
+    dropped_by: Counter[str] = field(default_factory=Counter)
+    scrubbed_values: int = 0
+    scrubbed_bytes: int = 0
+    scrub_damaged: int = 0
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count blocks that do not get to the long tier."""
+        self.dropped += count
+        self.dropped_by[reason] += count
+
+
+def read_into(
+    store: Store, keys: Sequence[bytes], views: Sequence[memoryview]
+) -> list[ReadValue | None]:
+    """Read blocks of a store into the given memory; the store verifies each checksum."""
+    before = [store.stat(key) for key in keys]
+    lengths = store.get_many_into(list(keys), list(views))
+    values: list[ReadValue | None] = []
+    for key, entry, length in zip(keys, before, lengths, strict=True):
+        after = store.stat(key) if length is not None and entry is not None else None
+        if length is None or entry is None or after is None or after.seq != entry.seq:
+            # Replaced meanwhile: which checksum belongs to these bytes is not known.
+            values.append(None)
+        else:
+            expires_ns = from_metadata(entry.metadata)
+            values.append(ReadValue(length, entry.checksum, expires_ns))
+    return values
