@@ -110,7 +110,7 @@ def _exists(server: Server, session: Session, request: protocol.Exists) -> Answe
     # Held until the answer: each look at a name nobody stored under would make another.
     namespace = server.cache.namespaces.look(name)
     present = server.cache.in_memory(name, keys)
-    if server.cache.long is None or all(present):
+    if server.cache.long is None or False not in present:
         return protocol.Presence(id=request.id, present=present, space=namespace.id)
 
     async def rest() -> Message:
@@ -129,7 +129,7 @@ def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefi
     name, keys = request.namespace, request.keys
     namespace = server.cache.namespaces.look(name)
     present = server.cache.in_memory(name, keys)
-    if server.cache.long is None or all(present):
+    if server.cache.long is None or False not in present:
         return protocol.Counted(id=request.id, count=_leading(present), space=namespace.id)
 
     async def rest() -> Message:
