@@ -183,7 +183,7 @@ class MemoryTier:
         if self._expiry:
             return [self.find(namespace, key) is not None for key in keys]
         table = self._tables.get(namespace.id, {})
-        return [key in table for key in keys]
+        return list(map(table.__contains__, keys))
 
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
