@@ -144,7 +144,7 @@ class Workers:
     count : int
         How many.
     make : callable
-        Called in each process with `arguments`; returns an object. `all("name", …)` calls that
+        Called in each process with `arguments`; returns an object. `all("name", ...)` calls that
         method of each and returns the results.
     """
 

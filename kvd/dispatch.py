@@ -107,13 +107,15 @@ def _release(server: Server, session: Session, request: protocol.Release) -> Ans
 
 def _exists(server: Server, session: Session, request: protocol.Exists) -> Answer:
     name, keys = request.namespace, request.keys
+    # Held until the answer: each look at a name nobody stored under would make another.
+    namespace = server.cache.namespaces.look(name)
     present = server.cache.in_memory(name, keys)
-    if server.cache.long is None or all(present):
-        return protocol.Presence(id=request.id, present=present, space=_space(server, name))
+    if server.cache.long is None or False not in present:
+        return protocol.Presence(id=request.id, present=present, space=namespace.id)
 
     async def rest() -> Message:
         complete = await server.cache.complete(name, keys, present)
-        return protocol.Presence(id=request.id, present=complete, space=_space(server, name))
+        return protocol.Presence(id=request.id, present=complete, space=namespace.id)
 
     return rest()
 
@@ -125,15 +127,14 @@ async def _locate(server: Server, session: Session, request: protocol.Locate) ->
 
 def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefix) -> Answer:
     name, keys = request.namespace, request.keys
+    namespace = server.cache.namespaces.look(name)
     present = server.cache.in_memory(name, keys)
-    if server.cache.long is None or all(present):
-        return protocol.Counted(id=request.id, count=_leading(present), space=_space(server, name))
+    if server.cache.long is None or False not in present:
+        return protocol.Counted(id=request.id, count=_leading(present), space=namespace.id)
 
     async def rest() -> Message:
         complete = await server.cache.complete(name, keys, present)
-        return protocol.Counted(
-            id=request.id, count=_leading(complete), space=_space(server, name)
-        )
+        return protocol.Counted(id=request.id, count=_leading(complete), space=namespace.id)
 
     return rest()
 

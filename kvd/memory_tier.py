@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +17,9 @@ from kvd.policy.ranked import Rule
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
 
 MIN_STALE_LOOKS = 1024
+# How long a promoted block stays whatever its rank: whoever asked for it is about to copy it.
+HANDOVER_S = 0.2
+HANDOVER_SHARE = 4  # Of the slots at most one in so many; the oldest give way.
 LEASED_LOOK = 64  # Candidates for eviction asked of the lanes at a time, once one was leased.
 
 
@@ -83,6 +88,8 @@ class MemoryTier:
         self.quarantined_slots = 0
         self._free: list[int] = []
         self._held: set[int] = set()
+        # Blocks on no eviction list yet, with until when.
+        self._handed_over: deque[tuple[float, Block]] = deque()
         self._by_slot: list[Block | None] = [None] * arena.slot_count
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
@@ -183,7 +190,7 @@ class MemoryTier:
         if self._expiry:
             return [self.find(namespace, key) is not None for key in keys]
         table = self._tables.get(namespace.id, {})
-        return [key in table for key in keys]
+        return list(map(table.__contains__, keys))
 
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
@@ -272,6 +279,23 @@ class MemoryTier:
             block.place.discard(block)
             block.place = None
 
+    def hand_over(self, block: Block) -> None:
+        """Keep a block just promoted for a moment: a low rank must not cost the asker its hit."""
+        if len(self._handed_over) >= max(1, self.arena.slot_count // HANDOVER_SHARE):
+            self._end_handover()
+        self.protect(block)
+        self._handed_over.append((time.monotonic() + HANDOVER_S, block))
+
+    def _end_handover(self) -> None:
+        _, block = self._handed_over.popleft()
+        if not block.gone and not block.writing:
+            self.place(block)
+
+    def _end_handovers(self) -> None:
+        now = time.monotonic()
+        while self._handed_over and self._handed_over[0][0] <= now:
+            self._end_handover()
+
     def remove(self, block: Block) -> None:
         """Take a block out; see `remove_many`."""
         self.remove_many([block])
@@ -357,6 +381,7 @@ class MemoryTier:
         if self.reclaim():
             return True
         self.before_evict()
+        self._end_handovers()
         for candidates in self._order:
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
             if not candidates or (dirty and not self.may_drop_dirty()):

@@ -312,6 +312,7 @@ class Promoter:
         # Of a followed region too: it came from a disk, so its eviction costs no write.
         block.durable = True
         self._memory.publish(block)
+        self._memory.hand_over(block)
         promotion.block = block
         if not isinstance(promotion.source, LongTier):
             promotion.source.hits += 1

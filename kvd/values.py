@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tablespace.shared import are_keys
+
 from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES, MAX_TTL_S
 
 RETENTIONS = ("none", "ephemeral", "short", "long")
@@ -20,15 +22,10 @@ def checked_key(key: bytes) -> bytes:
 
 
 def checked_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Check many keys at the speed of built-ins; the slow way only finds out which is bad."""
+    """Check many keys at the speed of C; the slow way only finds out which is bad."""
     keys = list(keys)
-    if keys:
-        # Sets: keys of one kind and of few lengths make them tiny.
-        if set(map(type, keys)) != {bytes}:
-            return [checked_key(key) for key in keys]
-        lengths = set(map(len, keys))
-        if min(lengths) < 1 or max(lengths) > MAX_KEY_BYTES:
-            return [checked_key(key) for key in keys]
+    if not are_keys(keys, MAX_KEY_BYTES):
+        return [checked_key(key) for key in keys]
     return keys
 
 

@@ -58,7 +58,7 @@ def test_a_block_stored_again_is_written(on_rig):
     on_rig(scenario, admission=SecondHit(1 << 16))
 
 
-@pytest.mark.parametrize("use", ["get", "put", "touch"])
+@pytest.mark.parametrize("use", ["get", "put", "touch", "prefetch"])
 def test_a_block_used_in_memory_is_written(on_rig, use):
     async def scenario(rig):
         assert rig.put(b"k", b"value") == "stored"
@@ -67,6 +67,8 @@ def test_a_block_used_in_memory_is_written(on_rig, use):
             assert await rig.get(b"k") == [b"value"]
         elif use == "put":
             assert rig.put(b"k", b"value") == "refreshed"
+        elif use == "prefetch":
+            assert rig.cache.prefetch("m", [b"k"], 1.0) == 0
         else:
             rig.cache.touch("m", [b"k"])
         await rig.ticking(lambda: rig.long.blocks_written == 1)

@@ -141,7 +141,8 @@ def test_size_shows_the_live_curve(start, capsys):
     assert [row["capacity_blocks"] for row in rows] == [16, 32, 64, 128, 256, 512]
     assert all(row["policy"] == "value" and row["requested_blocks"] >= 384 for row in rows)
     ratios = [row["hit_ratio"] for row in rows]
-    assert ratios[0] < 0.3 and ratios[3] == ratios[-1] > 0.7
+    # Three reads of four find their block; an eighth of the keys is looked at.
+    assert ratios[0] < 0.3 and ratios[3] == ratios[-1] == pytest.approx(0.75, abs=0.1)
 
 
 @pytest.mark.parametrize("policy", ["value", "lru"])

@@ -74,6 +74,23 @@ def test_used_bytes_are_right_after_a_kill_and_the_disk_stays_within_its_bound(
     assert disk_bytes(*places) <= BUDGET + paths * (7 << 20)
 
 
+def test_room_is_made_on_every_path_by_itself(daemons, make_blocks):
+    """One path filled while the figures of all together looked well."""
+    daemon = daemons(disk=False)
+    places = [daemon.long_path.parent / f"p{number}" for number in range(2)]
+    daemon.flags += ["--long-paths", ",".join(map(str, places)), "--long-bytes", "16M"]
+    daemon.flags += ["--tablespace-slot-bytes", "32K,64K", "--watermark", "0.5"]
+    daemon.start()
+    with daemon.client() as client:
+        # Three quarters: no write itself needs room.
+        put_at_pace(client, client.namespace("m"), make_blocks(BUDGET // SLOT * 3 // 4))
+        long = client.stats().long
+        assert [path.max_bytes for path in long.paths] == [BUDGET // 2] * 2
+        assert all(path.evictions > 0 for path in long.paths)
+        assert long.evictions >= sum(path.evictions for path in long.paths)
+        assert long.reclaimed_bytes > 0
+
+
 def test_the_budget_grows_and_shrinks_by_a_restart_with_data_kept(daemons, make_blocks):
     daemon = daemons().start()
     at = daemon.flags.index("--long-bytes") + 1

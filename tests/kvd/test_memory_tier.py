@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvd import protocol
+from kvd import memory_tier, protocol
 from kvd.arena import Arena
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
@@ -64,6 +64,25 @@ def test_eviction_goes_by_class_then_clean_before_dirty_then_recency(memory, spa
     assert memory.counters.dropped == 2
     assert memory.counters.expired == 1
     assert _accounted(memory) == SLOTS
+
+
+def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monkeypatch):
+    """A block just promoted may be the first to leave; then who asked for it found a miss."""
+    now = 100.0
+    monkeypatch.setattr(memory_tier.time, "monotonic", lambda: now)
+    promoted = _store(memory, space, b"p", Retention.EPHEMERAL)
+    memory.hand_over(promoted)
+    others = [_store(memory, space, b"%d" % number) for number in range(SLOTS - 1)]
+    assert memory.reserve() is not None and not promoted.gone
+    assert sum(block.gone for block in others) == 1
+    now += memory_tier.HANDOVER_S
+    assert memory.reserve() is not None and promoted.gone
+    # Not more than a share of the slots: the oldest give way.
+    held = []
+    for number in range(SLOTS // 2):
+        held.append(_store(memory, space, b"h%d" % number))
+        memory.hand_over(held[-1])
+    assert [block.place is None for block in held] == [False] * 4 + [True] * 4
 
 
 def test_dirty_blocks_stay_while_the_disk_makes_progress(memory, space):

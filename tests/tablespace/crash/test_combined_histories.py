@@ -74,6 +74,7 @@ def test_every_promise_holds_where_everything_happens() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(600, 608))
 def test_hunt_over_many_combined_histories(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hunted(seed, monkeypatch, limit=12, nested_limit=3, nested_every=12).images > 50

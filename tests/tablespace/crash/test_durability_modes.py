@@ -67,6 +67,7 @@ def test_every_promise_holds_over_pools_resizes_and_damage(mode: str, evict: boo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @modes
 @pytest.mark.parametrize("seed", range(300, 309))
 def test_hunt_over_many_histories(mode: str, seed: int) -> None:

@@ -83,6 +83,7 @@ def test_every_crash_of_a_share_of_longer_sequences(length: int, share: int) -> 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("geometry", [ONE_CONTAINER, THREE_CONTAINERS], ids=["one", "three"])
 @pytest.mark.parametrize("first", OPERATIONS)
@@ -93,6 +94,7 @@ def test_every_crash_of_every_sequence_of_four_operations(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("evict", [False, True])
 def test_every_crash_of_every_sequence_of_three_operations(evict: bool) -> None:
     sequences = list(itertools.product(OPERATIONS, repeat=3))

@@ -79,6 +79,7 @@ def test_followers_opened_before_and_after_every_crash_agree_with_the_recovered_
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(6))
 def test_followers_across_crashes_of_mixed_histories(seed: int) -> None:
     workload = Workload(SHAPES[1], seed=seed)

@@ -109,6 +109,7 @@ def busy_compaction(workload: Workload, disk: Disk, turn: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_hunt_over_many_seeds(seed: int) -> None:
     geometry = (SMALL, WITH_SPARE, Geometry(4096, 4096, 5), Geometry(8192, 32768, 3))[seed % 4]

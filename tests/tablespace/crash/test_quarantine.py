@@ -307,6 +307,7 @@ def test_every_promise_holds_over_bad_sectors(shapes: list[Geometry], evict: boo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(300, 310))
 def test_hunt_over_many_histories_of_bad_sectors(seed: int) -> None:
     shapes = ([GEOMETRY], POOLS)[seed % 2]

@@ -5,7 +5,7 @@ mapped by both): sequenced slots, an index from key to slot beside them, lanes b
 leases slots, and a client's reader over all three.
 """
 
-from tablespace.shared.arena_reader import MISS, ArenaReader
+from tablespace.shared.arena_reader import MISS, ArenaReader, are_keys
 from tablespace.shared.copies import checksum_many, copy_in, load_u64, store_u64
 from tablespace.shared.lane import MAX_LEASES, MAX_TOUCHES, Lane, drain_lanes
 from tablespace.shared.sequenced_slots import RECORD_BYTES, TORN, SequencedSlots
@@ -23,6 +23,7 @@ __all__ = [
     "Lane",
     "SequencedSlots",
     "SlotIndex",
+    "are_keys",
     "checksum_many",
     "copy_in",
     "drain_lanes",

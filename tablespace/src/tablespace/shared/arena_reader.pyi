@@ -7,6 +7,8 @@ from tablespace.shared.slot_index import SlotIndex
 
 MISS: int
 
+def are_keys(keys: list[Any], max_bytes: int) -> bool: ...
+
 class ArenaReader:
     index: SlotIndex
     lane: Lane | None

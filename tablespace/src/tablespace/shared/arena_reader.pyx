@@ -29,6 +29,15 @@ cdef enum:
 MISS = MISS_CODE
 
 
+def are_keys(list keys not None, Py_ssize_t max_bytes):
+    """Return whether all are bytes of 1 to `max_bytes`; it costs nanoseconds a key."""
+    cdef object key
+    for key in keys:
+        if not PyBytes_CheckExact(key) or not 1 <= PyBytes_GET_SIZE(key) <= max_bytes:
+            return False
+    return True
+
+
 cdef class ArenaReader:
     """Looks keys up in the index, and copies or leases what it finds.
 
