@@ -9,6 +9,7 @@ import kvd
 from kvd import events, protocol, subscribing
 from kvd.errors import ProtocolError
 from kvd.events import EventHub, Feed
+from kvd.memory_tier import HANDOVER_S
 from kvd.protocol import Event
 from kvd.subscribing import EventQueue
 
@@ -90,6 +91,7 @@ def test_promotion_and_eviction_are_told(daemons, make_blocks, put_all):
         key = next(iter(values))
         assert blocks.get(key) == values[key]
         assert collect(subscription, 1) == [("stored", "memory", "m", key)]
+        time.sleep(2 * HANDOVER_S)  # Until then it stays for its asker.
         put_all(client, client.namespace("other"), make_blocks(200, 100, seed=2))
         assert collect(subscription, 1) == [("removed", "memory", "m", key)]
 
