@@ -153,10 +153,9 @@ class InterruptedReplay:
 
     def _confirm_by_flush(self, client: Client) -> None:
         waiting = self._ledger.waiting()
-        position = self._ledger.position()
         flushed = client.flush(FLUSH_TIMEOUT_S)
         if flushed.dropped == 0 and flushed.pending == 0:
-            self._ledger.confirm(waiting, position)
+            self._ledger.confirm_stored(waiting)
 
     def _confirm_by_locate(self, client: Client) -> None:
         waiting = self._ledger.waiting()

@@ -179,7 +179,7 @@ class KillCheck:
         if self._random.random() < 0.5:
             flushed = client.flush(FLUSH_TIMEOUT_S)
             if flushed.dropped == 0 and flushed.pending == 0:
-                ledger.confirm(waiting, position)
+                ledger.confirm_stored(waiting)
                 return
         ledger.confirm(durable_of(client, self._name, waiting), position)
 

@@ -52,13 +52,16 @@ class Ledger:
     def __init__(self, namespace: str, region: Path) -> None:
         self._namespace = namespace
         self._journal = JournalFollower(region / "index.log")
-        self._unconfirmed: dict[int, None] = {}
+        # Each with a journal position from before its put began.
+        self._unconfirmed: dict[int, int] = {}
+        self._position = 0
         self._confirmed: dict[int, int] = {}
 
     def store(self, hash_ids: Iterable[int]) -> None:
         """Note blocks whose put was acknowledged: from now on they wait for confirmation."""
         for hash_id in hash_ids:
-            self._unconfirmed[hash_id] = None
+            self._unconfirmed[hash_id] = self._position
+        self._position = self._journal.poll()
 
     def waiting(self) -> list[int]:
         """Return the blocks stored and not yet confirmed, oldest first."""
@@ -72,13 +75,22 @@ class Ledger:
         Taken *before* the confirmation is asked for, it makes every eviction that could have
         followed the confirmation a later one.
         """
-        return self._journal.poll()
+        self._position = self._journal.poll()
+        return self._position
 
     def confirm(self, hash_ids: Iterable[int], position: int) -> None:
-        """Note blocks as durable, confirmed after the journal had reached ``position``."""
+        """Note blocks as durable and there, seen after the journal had reached ``position``."""
         for hash_id in hash_ids:
             self._unconfirmed.pop(hash_id, None)
             self._confirmed[hash_id] = position
+
+    def confirm_stored(self, hash_ids: Iterable[int]) -> None:
+        """Note blocks as durable since their puts: a flush does not say that they stayed.
+
+        A block may be evicted soon after it was written, before anybody asks.
+        """
+        for hash_id in hash_ids:
+            self._confirmed[hash_id] = self._unconfirmed.pop(hash_id)
 
     def confirmed(self) -> list[int]:
         """Return the blocks confirmed durable."""

@@ -23,7 +23,7 @@ from kvd.replay.trace import Request, read_trace
 
 BLOCK_BYTES = 16 << 10
 ARENA_BYTES = 16 << 20
-EVICTING_BYTES = 32 << 20
+EVICTING_BYTES = 16 << 20
 EVICTING_RUN_S = 2.5
 # A roomy round stores for 0.6 s at most: at 30,000 blocks a second, several times what was
 # measured, that is less than this.
