@@ -80,7 +80,7 @@ def test_a_purge_is_told_of_every_tier(running, older_than_s):
 
 
 def test_promotion_and_eviction_are_told(daemons, make_blocks, put_all):
-    daemon = daemons().start()
+    daemon = daemons("--evict-policy", "lru").start()
     values = make_blocks(3)
     with daemon.client() as client:
         put_all(client, client.namespace("m"), values)
