@@ -36,6 +36,7 @@ READS = {
     "stat",
     "stats",
     "touch_many",
+    "uuid",
 }
 CHANGES: dict[str, Callable[[Store], Any]] = {
     "put": lambda store: store.put(b"k", b"v"),
@@ -44,6 +45,7 @@ CHANGES: dict[str, Callable[[Store], Any]] = {
     "delete_many": lambda store: store.delete_many([b"k"]),
     "evict_many": lambda store: store.evict_many([b"k"]),
     "clear": lambda store: store.clear(),
+    "scrub": lambda store: store.scrub(),
     "flush": lambda store: store.flush(),
     "snapshot": lambda store: store.snapshot(),
     "announce": lambda store: store.announce(),
