@@ -1,7 +1,6 @@
 """Garbage on the socket: an answer with a stable code, and a daemon that lives."""
 
 import random
-import socket
 import struct
 
 import msgspec
@@ -10,44 +9,7 @@ import pytest
 from kvd.frames import MAX_FRAME_BYTES, MAX_OPENING_BYTES, MAX_PLAIN_BYTES, FrameReader
 from kvd.held_bytes import FREE_BYTES, HeldBytes
 
-
-def _frame(body):
-    return struct.pack(">I", len(body)) + body
-
-
-def _pack(**message):
-    return _frame(msgspec.msgpack.encode(message))
-
-
-class Raw:
-    """A connection without a client behind it."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(10)
-        self.socket.connect(path)
-
-    def hello(self):
-        self.socket.sendall(_pack(op="HELLO", id=1, versions=[1], map=False))
-        assert self.reply()["op"] == "HELLO_ACK"
-        return self
-
-    def reply(self):
-        (length,) = struct.unpack(">I", self._exactly(4))
-        return msgspec.msgpack.decode(self._exactly(length))
-
-    def ask(self, **message):
-        self.socket.sendall(_pack(**message))
-        return self.reply()
-
-    def _exactly(self, size):
-        data = b""
-        while len(data) < size:
-            part = self.socket.recv(size - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
+from .raw import Raw, frame, pack
 
 
 @pytest.fixture
@@ -112,7 +74,7 @@ def test_unknown_ops_and_wrong_types_are_answered_and_the_connection_lives(raw):
         reply = connection.ask(**message)
         assert (reply["op"], reply["code"], reply["id"]) == ("ERROR", code, request_id), message
     for body in (b"", b"\xc1", b"\x91" * 5000, b"hello", msgspec.msgpack.encode([1, 2])):
-        connection.socket.sendall(_frame(body))
+        connection.socket.sendall(frame(body))
         assert connection.reply()["code"] == "malformed"
     assert connection.ask(op="PING", id=99) == {"op": "OK", "id": 99}
 
@@ -172,7 +134,7 @@ def test_a_wrong_checksum_never_reaches_the_disk(raw, running, wait_until):
 @pytest.mark.parametrize("seed", range(8))
 def test_random_bytes_never_kill_the_daemon(raw, seed):
     source = random.Random(seed)
-    valid = _pack(op="BATCH_GET", id=1, namespace="m", keys=[b"abc", b"def"])
+    valid = pack(op="BATCH_GET", id=1, namespace="m", keys=[b"abc", b"def"])
     for _ in range(40):
         connection = raw()
         if source.random() < 0.5:
@@ -194,7 +156,7 @@ def test_random_bytes_never_kill_the_daemon(raw, seed):
 def test_a_client_that_never_reads_does_not_grow_the_daemon(raw, running):
     connection = raw().hello()
     connection.socket.settimeout(0.5)
-    request = _pack(op="STATS", id=1) * 200
+    request = pack(op="STATS", id=1) * 200
     sent = 0
     with pytest.raises(TimeoutError):
         for _ in range(2000):
@@ -218,8 +180,7 @@ def test_inline_requests_sent_ahead_are_served_as_the_client_reads(raw, running)
     count = 3000  # 192 MiB of replies to 150 KiB of requests.
     connection.socket.sendall(
         b"".join(
-            _pack(op="GET", id=n, namespace="m", key=b"k", inline=True)
-            for n in range(1, count + 1)
+            pack(op="GET", id=n, namespace="m", key=b"k", inline=True) for n in range(1, count + 1)
         )
     )
     with open(f"/proc/{running.pid}/status") as status:
@@ -265,12 +226,10 @@ def test_a_refused_frame_costs_no_memory_and_no_time(raw, running):
         ),
         (b"\x82\xa2op\xa5HELLO\xa8versions" + _array(size, b"\x02"), "bad_request"),
     ):
-        connection.socket.sendall(_frame(body))
+        connection.socket.sendall(frame(body))
         assert connection.reply()["code"] == code
     items = _array(400_000, b"\x93\xc4\x01k\xc4\x00\x00")
-    connection.socket.sendall(
-        _frame(b"\x83\xa2op\xa9BATCH_SET\xa9namespace\xa1n\xa5items" + items)
-    )
+    connection.socket.sendall(frame(b"\x83\xa2op\xa9BATCH_SET\xa9namespace\xa1n\xa5items" + items))
     assert connection.reply()["code"] == "bad_request"
     assert _peak_bytes(running.pid) - before < 64 << 20
 
@@ -303,9 +262,9 @@ def test_a_large_set_passes_in_every_shape_of_map(raw):
     for start in (plain[:1], b"\xde\x00\x04", b"\xdf\x00\x00\x00\x04"):
         body = start + plain[1:]
         reader = FrameReader(MAX_FRAME_BYTES, 1 << 16)
-        assert reader.feed(_frame(body)[:20]) == []
-        assert reader.feed(_frame(body)[20:]) == [body]
-        connection.socket.sendall(_frame(body))
+        assert reader.feed(frame(body)[:20]) == []
+        assert reader.feed(frame(body)[20:]) == [body]
+        connection.socket.sendall(frame(body))
         assert len(connection.reply()["results"]) == 16
 
 
@@ -369,8 +328,7 @@ def test_inline_lookups_of_one_connection_are_bounded_together(raw, running, mak
     count = 60
     connection.socket.sendall(
         b"".join(
-            _pack(op="BATCH_GET", id=n, namespace="m", keys=keys, inline=True)
-            for n in range(count)
+            pack(op="BATCH_GET", id=n, namespace="m", keys=keys, inline=True) for n in range(count)
         )
     )
     for _ in range(count):
