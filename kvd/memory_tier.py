@@ -216,7 +216,7 @@ class MemoryTier:
         """Make a written, reserved slot readable as this block, which must be new here."""
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
-        block.namespace.stored = True
+        block.namespace.in_memory = True
         block.version = self.arena.index.publish(
             block.slot,
             block.namespace.id,
@@ -327,6 +327,7 @@ class MemoryTier:
         del table[block.key]
         if not table:
             del self._tables[block.namespace.id]
+            block.namespace.in_memory = False
         self._by_slot[block.slot] = None
         self.entries -= 1
         self.value_bytes -= block.length

@@ -45,8 +45,8 @@ class Namespace:
         Never used for another name while this arena lives.
     prefix : bytes
         Leads every key on the long tier.
-    stored : bool
-        A block of it was stored or found here: no mere question.
+    in_memory : bool
+        There are blocks of it in memory.
     generation : int
         Grows with every clear; a move that began under an older one is void.
     clearing : int
@@ -62,16 +62,16 @@ class Namespace:
         "deleting",
         "generation",
         "id",
+        "in_memory",
         "name",
         "prefix",
-        "stored",
     )
 
     def __init__(self, name: str, identity: int, limits: dict[bytes, int] | None = None) -> None:
         self.name = name
         self.id = identity
         self.prefix = disk_prefix(name)
-        self.stored = False
+        self.in_memory = False
         self.generation = 0
         self.clearing = 0
         self.deleting: dict[bytes, int] = {}
@@ -109,8 +109,8 @@ class Namespaces:
 
     Notes
     -----
-    A namespace that nothing was stored under lives as long as the requests that ask about it;
-    one with blocks in memory as long as these; one with blocks on disk is kept, by name.
+    A namespace without blocks lives as long as the requests that ask about it, and longer if
+    something else still refers to it; it is not listed, and does not count towards the limit.
     """
 
     def __init__(self, directories: Path | Sequence[Path] | None) -> None:
@@ -137,7 +137,13 @@ class Namespaces:
 
     def names(self) -> list[str]:
         """Return every name with blocks, sorted."""
-        return sorted(name for name, space in list(self._known.items()) if space.stored)
+        return sorted(space.name for space in self.with_blocks())
+
+    def with_blocks(self) -> list[Namespace]:
+        """Return every namespace with blocks in memory or, as far as known, on disk."""
+        in_memory = [space for space in list(self._known.values()) if space.in_memory]
+        kept = [space for space in self._on_disk.values() if not space.in_memory]
+        return in_memory + kept
 
     def look(self, name: str) -> Namespace:
         """Return the namespace of a name to ask about: what is not stored stays unknown."""
@@ -158,7 +164,7 @@ class Namespaces:
             `limit`, when there are too many.
         """
         found = self._known.get(name)
-        if found is not None and found.stored:
+        if found is not None and (found.in_memory or name in self._on_disk):
             return found
         if len(self._known) >= MAX_NAMESPACES and len(self) >= MAX_NAMESPACES:
             raise ProtocolError("limit", f"there are {MAX_NAMESPACES} namespaces already")
@@ -230,7 +236,6 @@ class Namespaces:
     def keep(self, namespace: Namespace) -> None:
         """Note that there are, or will be, blocks on disk under a namespace."""
         if namespace.name not in self._on_disk:
-            namespace.stored = True
             self._on_disk[namespace.name] = namespace
             self._unsaved.update(self._directories)
 

@@ -171,7 +171,6 @@ async def _purge_whole(cache: Cache, selection: Selection, zero: bool) -> Taken:
     for prefix, space in names.by_prefix().items():
         chosen = selection.prefixes is None or prefix in selection.prefixes
         if chosen and prefix not in on_disk and not cache.memory.blocks_of(space):
-            space.stored = False
             names.forget(space)
     await _save_names(cache)
     return Taken(blocks, freed, zeroed_bytes=zeroed)

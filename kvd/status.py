@@ -96,9 +96,7 @@ class PathLook:
 
 async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: list[str]) -> Status:
     """Return the status of a running daemon. Event loop only."""
-    names = {
-        space.prefix: space.name for space in cache.namespaces.by_prefix().values() if space.stored
-    }
+    names = {space.prefix: space.name for space in cache.namespaces.with_blocks()}
     long_tier = cache.long
     memory = cache.memory
     tiers = {

@@ -60,12 +60,12 @@ def test_a_name_without_blocks_makes_room_for_others(monkeypatch):
     names = Namespaces(None)
     kept = [names.get(name) for name in "abc"]
     for namespace in kept:
-        namespace.stored = True
+        namespace.in_memory = True
     with pytest.raises(ProtocolError, match="limit"):
         names.get("d")
     assert names.look("d").name == "d"
-    kept.pop()
-    del namespace
+    namespace.in_memory = False  # Still referred to, by the handover of a block say.
+    assert names.names() == ["a", "b"]
     assert names.get("d").id not in {namespace.id for namespace in kept}
 
 
