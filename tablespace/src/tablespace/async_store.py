@@ -11,10 +11,9 @@ from tablespace._core.key_index import check_key
 from tablespace.async_queue import AsyncQueues, Call, Lane
 from tablespace.durability import check_durability
 from tablespace.errors import ClosedError, FailedError, FullError, MissingCodecError
-from tablespace.io.put_request import PutRequest
+from tablespace.io.put_request import PutRequest, checked_item
 from tablespace.io.read_batch import NEW_BYTES
 from tablespace.layout import MAX_GROUP_BLOCKS
-from tablespace.requests import checked_item
 
 # Keys read at once: what fills a disk's queue several times over.
 READ_LIMIT = 512

@@ -55,12 +55,12 @@ class Codec:
     """
 
     def __init__(self, compression: str | None, slot_bytes: int) -> None:
-        self._packs = compression is not None
+        self.packs = compression is not None
         self._slot_bytes = slot_bytes
         self._block: Any = None
         self._errors: tuple[type[Exception], ...] = ()
         self.reasons: list[str] = []
-        if self._packs:
+        if self.packs:
             self.load()
             self.reasons.append("compression lz4: asked for")
 
@@ -88,7 +88,7 @@ class Codec:
 
         A value larger than a slot is returned as it is, for the put to refuse.
         """
-        if not self._packs:
+        if not self.packs:
             return item
         key, value, metadata = item if len(item) == 3 else (*item, None)
         length = memoryview(value).nbytes

@@ -21,10 +21,11 @@ from tablespace.io.read_batch import ReadBatch
 from tablespace.io.read_only import ReadOnlyDirectory
 from tablespace.journal_tail import MovedError
 from tablespace.layout import container_name, index_bound_bytes
+from tablespace.reading import SCRUB_BYTES
 from tablespace.region import read_region
 from tablespace.resize import CONTAINERS
 from tablespace.stats import Counts, FollowerStats, PoolStats, Scrubbed, slot_counts
-from tablespace.store import SCRUB_BYTES, Store
+from tablespace.store import Store
 from tablespace.write_queue import always_empty
 
 logger = logging.getLogger("tablespace")
@@ -74,7 +75,6 @@ class Follower(Store):
         self._problem = view.tail.waiting
         self._closed: str | None = None
         self._closing = threading.Lock()
-        self._counting = threading.Lock()
         self._counts = Counts()
         self._show(view)
         self._eviction = Eviction(view.index, "lru", directory.path)
@@ -207,7 +207,7 @@ class Follower(Store):
         found, left = self._read_once(part, into)
         for at, value in zip(again, found, strict=True):
             out[at] = value
-        with self._counting:
+        with self._counts.lock:
             self._counts.gets -= len(again)
             self._counts.corrupt += len(left)
             self._moved += len(again)

@@ -1,9 +1,8 @@
-"""What callers ask of a commit: items of puts, deletes, barriers; and that a journal is full."""
+"""What callers ask of a commit beside puts: deletes, barriers; and that a journal is full."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from tablespace._core.commit_queue import Request
 from tablespace.errors import FullError
@@ -16,23 +15,6 @@ class JournalFullError(FullError):
     def __init__(self, message: str, journal: Journal) -> None:
         super().__init__(message)
         self.journal = journal
-
-
-def checked_item(item: Sequence[Any]) -> Sequence[Any]:
-    """Return an item of a `put_many`.
-
-    Raises
-    ------
-    TypeError
-        For what is neither a pair nor a triple.
-    """
-    if not isinstance(item, (tuple, list)) or not 2 <= len(item) <= 3:
-        raise TypeError(
-            "an item is (key, value) or (key, value, metadata), not "
-            + (f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__)
-            + ". Remedy: of a dict, its items()"
-        )
-    return item
 
 
 class DeleteRequest(Request):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -153,8 +154,9 @@ class FollowerStats(StoreStats):
 
 @dataclass
 class Counts:
-    """What callers asked of a store; added to under one lock."""
+    """What callers asked of a store; added to under `lock`."""
 
+    lock: threading.Lock = field(default_factory=threading.Lock)
     puts: int = 0
     gets: int = 0
     hits: int = 0

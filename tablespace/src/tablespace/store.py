@@ -9,33 +9,29 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tablespace._core.aligned_buffer import AlignedBuffer
-from tablespace._core.key_index import exact_key
 from tablespace.async_store import AsyncCalls
 from tablespace.commit import Committer
 from tablespace.compaction import Compactor
-from tablespace.compression import Codec, Packed
+from tablespace.compression import Codec
 from tablespace.context_pool import ContextPool
-from tablespace.durability import Durability, check_durability
+from tablespace.durability import Durability
 from tablespace.errors import ClosedError, FailedError, FullError, TablespaceError
 from tablespace.eviction import Eviction, EvictionPolicy
 from tablespace.io import fork
 from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
-from tablespace.io.frame_pool import FramePool
 from tablespace.io.open import IoChoice
-from tablespace.io.put_request import PutRequest
-from tablespace.io.read_batch import NEW_BYTES, ReadBatch
-from tablespace.layout import MAX_GROUP_BLOCKS, index_bound_bytes
+from tablespace.layout import index_bound_bytes
 from tablespace.prewrite import Prewriter
+from tablespace.reading import SCRUB_BYTES, Reads
 from tablespace.recovery import Recovered
 from tablespace.region import REGION_NAME, Region, RegionLock
-from tablespace.requests import DeleteRequest, checked_item
+from tablespace.requests import DeleteRequest
 from tablespace.reserve import Reserve
 from tablespace.stats import (
     Counts,
@@ -46,7 +42,7 @@ from tablespace.stats import (
     entry_array,
     slot_counts,
 )
-from tablespace.write_queue import WriteQueue, copy_into
+from tablespace.writing import Writer
 
 if TYPE_CHECKING:
     import numpy
@@ -55,17 +51,9 @@ logger = logging.getLogger("tablespace")
 
 WRITE_DEPTH = 64
 STAGING_BYTES = 8 << 20
-# Small puts are copied by their own threads into frames of at most this size.
-MAX_FRAME_BYTES = 1 << 20
-FRAME_POOL_BYTES = 4 << 20
-# Keys pinned at once by one call; more are read in turns.
-READ_WINDOW = 4096
-SCRUB_BYTES = 16 << 20
-# Records of deletes in one append: about half a MiB of journal.
-DELETE_GROUP = 4096
 
 
-class Store(AsyncCalls):
+class Store(Reads, AsyncCalls):
     """A region open for reading and writing; made by `tablespace.open`.
 
     Notes
@@ -115,8 +103,6 @@ class Store(AsyncCalls):
         if io_timeout_s is not None:
             choice.reasons.append(f"io timeout {io_timeout_s:g} s: asked for")
         self._write_context = context
-        frame_bytes = min(slot_bytes, MAX_FRAME_BYTES)
-        self._frames = FramePool(frame_bytes, FRAME_POOL_BYTES // frame_bytes)
         self._committer = Committer(
             recovered.index,
             devices,
@@ -138,16 +124,19 @@ class Store(AsyncCalls):
         self._reserve = reserve
         self._committer.make_room = self._compactor.make_room
         self._committer.admits = lambda blocks: reserve.admits(recovered.index, blocks)
-        self._durability = durability
-        self._queue = WriteQueue(
+        self._counts = Counts()
+        self._writer = Writer(
             directory.path,
+            recovered.index,
+            slot_bytes,
+            self._committer,
+            self._compactor,
+            self._eviction,
+            self._codec,
             durability,
-            self._put_queued,
-            recovered.index.stored_since,
-            lambda: self._committer.seq,
-            self._committer.check_writable,
-            self._eviction.refuse_reentry,
+            self._counts,
         )
+        self._queue = self._writer.queue
         self._readers = ContextPool(
             directory,
             choice.engine,
@@ -159,8 +148,6 @@ class Store(AsyncCalls):
         self._closed: str | None = None
         self._close_interrupted = False
         self._closing = threading.Lock()
-        self._counting = threading.Lock()
-        self._counts = Counts()
         self._start_async()
         self._prewriter: Prewriter | None = None
         self._prewriting = "no prewriting: not asked for"
@@ -205,8 +192,7 @@ class Store(AsyncCalls):
             The write failed; nothing was stored.
         """
         self._check_open()
-        mode = self._mode(durability)
-        if not self._put_batch([self._packed((key, value, metadata), mode)], mode)[0]:
+        if not self._writer.put_many(((key, value, metadata),), durability)[0]:
             raise self._no_room()
 
     def _no_room(self) -> FullError:
@@ -241,90 +227,7 @@ class Store(AsyncCalls):
             As for `put`.
         """
         self._check_open()
-        mode = self._mode(durability)
-        out: list[bool] = []
-        batch: list[Sequence[Any]] = []
-        for item in items:
-            batch.append(self._packed(checked_item(item), mode))
-            if len(batch) == MAX_GROUP_BLOCKS:
-                out += self._put_batch(batch, mode)
-                batch = []
-        if batch:
-            out += self._put_batch(batch, mode)
-        return out
-
-    def _mode(self, durability: str | None) -> str:
-        return self._durability.mode if durability is None else check_durability(durability)
-
-    def _packed(self, item: Sequence[Any], mode: str) -> Sequence[Any]:
-        """Compress a value in the caller's thread; one that waits is compressed when committed."""
-        return item if mode == "interval" else self._codec.pack(item)
-
-    def _put_queued(self, batch: Sequence[Sequence[Any]]) -> list[bool]:
-        return self._put_group([self._codec.pack(item) for item in batch])
-
-    def _put_batch(self, batch: Sequence[Sequence[Any]], mode: str) -> list[bool]:
-        if mode == "interval":
-            self._queue.add(self._copies(batch))
-            return [True] * len(batch)
-        keys = [item[0] for item in batch] if self._queue.busy else []
-        return self._queue.directly(keys, lambda: self._put_group(batch, mode == "none"))
-
-    def _copies(self, batch: Sequence[Sequence[Any]]) -> list[tuple[bytes, bytes, bytes | None]]:
-        request = self._request(batch)
-        try:
-            return request.copies()
-        finally:
-            request.release()
-
-    def _put_group(self, batch: Sequence[Sequence[Any]], deferred: bool = False) -> list[bool]:
-        out = self._commit(self._request(batch, deferred))
-        # Where some found no room and others were stored, slots have been overwritten or may be
-        # evicted since: try again as long as that gets on.
-        if self._committer.evict and not any(out):
-            # Others of the same commit took what was made free; alone there is room.
-            request = self._request(batch, deferred)
-            request.joins = False
-            out = self._commit(request)
-        if any(out) and not all(out):
-            newest = {exact_key(item[0]): at for at, item in enumerate(batch) if out[at]}
-            left = []
-            for at, stored in enumerate(out):
-                if not stored and newest.get(exact_key(batch[at][0]), -1) > at:
-                    out[at] = True  # A later value of the same key has taken its place already.
-                elif not stored:
-                    left.append(at)
-            again = self._put_group([batch[at] for at in left], deferred) if left else []
-            for at, stored in zip(left, again, strict=True):
-                out[at] = stored
-        return out
-
-    def _request(self, batch: Sequence[Sequence[Any]], deferred: bool = False) -> PutRequest:
-        request = PutRequest(self._slot_bytes, len(batch))
-        request.deferred = deferred
-        try:
-            for item in batch:
-                if isinstance(item, Packed):
-                    request.add_packed(*item)
-                else:
-                    request.add(*item)
-        except BaseException:
-            request.release()
-            raise
-        request.borrow(self._frames)
-        return request
-
-    def _commit(self, request: PutRequest) -> list[bool]:
-        try:
-            self._committer.run(request)
-        finally:
-            request.release()
-        self._compactor.consider()
-        self._eviction.tell()
-        out = request.outcome()
-        with self._counting:
-            self._counts.puts += sum(out)
-        return out
+        return self._writer.put_many(items, durability)
 
     def delete(self, key: bytes) -> bool:
         """Delete a key, durably; return whether it was there."""
@@ -344,15 +247,7 @@ class Store(AsyncCalls):
 
     def _delete(self, wanted: list[bytes], evicts: bool = False) -> list[bool]:
         self._check_open()
-        wanted = [exact_key(key) for key in wanted]
-        removed: list[bool] = []
-        for start in range(0, len(wanted), DELETE_GROUP):
-            request = DeleteRequest(wanted[start : start + DELETE_GROUP], evicts)
-            self._queue.directly(request.keys, partial(self._committer.run, request))
-            self._compactor.consider()
-            removed += request.removed
-        self._eviction.tell()
-        return removed
+        return self._writer.delete(wanted, evicts)
 
     def clear(self, prefix: bytes = b"") -> int:
         """Delete every key that begins with `prefix`, durably; return how many there were.
@@ -407,70 +302,7 @@ class Store(AsyncCalls):
 
     def _read(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         self._check_open()
-        if self._queue.busy:
-            return self._read_past_the_queue(keys, buffers)
-        return self._read_slots(keys, buffers)
-
-    def _read_past_the_queue(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
-        """Take what waits for its commit from the queue, and read the rest."""
-        queued = self._queue.find_many(keys)
-        out: list[Any] = [None] * len(keys)
-        rest = []
-        for at, each in enumerate(queued):
-            if each is None:
-                rest.append(at)
-            elif buffers is None or buffers[at] is NEW_BYTES:
-                out[at] = each.value
-            else:
-                out[at] = copy_into(at, each.value, buffers[at])
-        with self._counting:
-            self._counts.gets += len(keys) - len(rest)
-            self._counts.hits += len(keys) - len(rest)
-        into = None if buffers is None else [buffers[at] for at in rest]
-        found = self._read_slots([keys[at] for at in rest], into)
-        for at, each in zip(rest, found, strict=True):
-            out[at] = each
-        return out
-
-    def _read_slots(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
-        out: list[Any] = []
-        for start in range(0, len(keys), READ_WINDOW):
-            part = keys[start : start + READ_WINDOW]
-            into = None if buffers is None else buffers[start : start + READ_WINDOW]
-            out += self._read_window(part, into)
-        return out
-
-    def _batch(self) -> ReadBatch:
-        return ReadBatch(self._index, self._devices, self._slot_bytes, self._verify)
-
-    def _read_window(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
-        out, suspects = self._read_once(keys, buffers)
-        for key, seq in suspects:
-            self._drop(key, seq)
-        self._eviction.tell()
-        return out
-
-    def _read_once(
-        self, keys: list[bytes], buffers: list[Any] | None
-    ) -> tuple[list[Any], list[tuple[bytes, int]]]:
-        """Return results, and (key, seq) of those whose bytes are not what they should be."""
-        batch = self._batch()
-        batch.codec = self._codec
-        batch.start(keys, buffers)
-        out, suspects, error = batch.run(self._readers.lending)
-        with self._counting:
-            self._counts.gets += len(keys)
-            self._counts.hits += batch.hits
-            self._counts.bytes_read += batch.bytes_read
-            first_error = error and not self._counts.read_errors
-            self._counts.read_errors += bool(error)
-        if first_error:
-            logger.warning(
-                "%s: a read failed (%s) and was a miss; said once, counted in read_errors",
-                self._directory.path,
-                os.strerror(error),
-            )
-        return out, suspects
+        return self._find(keys, buffers)
 
     def scrub(self, cursor: int = 0, *, max_bytes: int = SCRUB_BYTES) -> Scrubbed:
         """Read some values to see whether they are sound, and drop those that are not.
@@ -490,33 +322,7 @@ class Store(AsyncCalls):
             Its cursor is 0 when all has been read.
         """
         self._check_open()
-        keys, following = self._index.scan(cursor, max(1, max_bytes // self._slot_bytes))
-        batch = self._batch()
-        batch.codec = self._codec
-        batch.start(keys, None, use=False)
-        _, suspects, error = batch.run(self._readers.lending)
-        for key, seq in suspects:
-            self._drop(key, seq)
-        with self._counting:
-            self._counts.read_errors += bool(error)
-        self._eviction.tell()
-        return Scrubbed(following, len(keys), len(suspects), batch.bytes_read)
-
-    def _drop(self, key: bytes, seq: int) -> None:
-        """Forget a damaged value; its record follows in the next commit, its slot is tested."""
-        with self._counting:
-            self._counts.corrupt += 1
-        where = self._index.drop_corrupt(key, seq)
-        if where is not None:
-            self._committer.dropped.append((exact_key(key), *where))
-            logger.warning(
-                "%s: the value of key %s failed its checksum or could not be read; dropped, slot "
-                "%d of container %d is to be tested",
-                self._directory.path,
-                key.hex(),
-                where[1],
-                where[0],
-            )
+        return self._scrub(cursor, max_bytes)
 
     # Looking.
 

@@ -12,7 +12,7 @@ from tablespace.testing import Disk, Fault, FaultPlan
 from tablespace.testing.crash import open_simulated
 from tablespace.testing.model import audit
 
-from tablespace import store as store_module
+from tablespace import reading
 
 GEOMETRY = Geometry(4096, 16384, 2)
 KEYS = [b"key-%d" % number for number in range(4)]
@@ -77,7 +77,7 @@ class FinishedAtOnce(ReadBatch):
 
 
 def test_buffers_let_go_in_flight_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "ReadBatch", FinishedAtOnce)
+    monkeypatch.setattr(reading, "ReadBatch", FinishedAtOnce)
     disk, store = filled(3)
     buffers = break_the_queue(disk, store, "reap")
     buffers[0].extend(bytes(100_000))

@@ -152,7 +152,10 @@ def test_held_puts_are_counted_until_they_are_durable() -> None:
 
 def test_a_batch_of_both_kinds_is_durable_for_all() -> None:
     store = by_hand()
-    requests = [store._request([(b"a", b"1")], True), store._request([(b"b", b"2")])]
+    requests = [
+        store._writer._request([(b"a", b"1")], True),
+        store._writer._request([(b"b", b"2")]),
+    ]
     store._committer._commit_puts(requests)
     for request in requests:
         request.release()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tablespace.writing import Writer
 
 import tablespace
 from tablespace import Store
@@ -150,11 +151,11 @@ def test_a_group_that_is_not_tried_again_is_noticed(
     open_small: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def put_once(
-        self: Store, batch: list[tuple[bytes, bytes]], deferred: bool = False
+        self: Writer, batch: list[tuple[bytes, bytes]], deferred: bool = False
     ) -> list[bool]:
         return self._commit(self._request(batch, deferred))
 
-    monkeypatch.setattr(Store, "_put_group", put_once)
+    monkeypatch.setattr(Writer, "_put_group", put_once)
     assert not all(put_five_regions_full(open_small(on_full="evict")))
 
 

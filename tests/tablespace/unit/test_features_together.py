@@ -136,14 +136,14 @@ def test_awaited_puts_served_together_share_one_durability(
     open_small: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_small(flush_interval_ms=60_000)
-    modes: list[tuple[str, int]] = []
-    put_batch = store._put_batch
+    modes: list[tuple[str | None, int]] = []
+    put_many = store._writer.put_many
 
-    def note(batch: Any, mode: str) -> list[bool]:
-        modes.append((mode, len(batch)))
-        return put_batch(batch, mode)
+    def note(items: Any, mode: str | None) -> list[bool]:
+        modes.append((mode, len(items)))
+        return put_many(items, mode)
 
-    monkeypatch.setattr(store, "_put_batch", note)
+    monkeypatch.setattr(store._writer, "put_many", note)
     asked = ["none", "none", "interval", None, "sync", "none"]
 
     async def work() -> None:
@@ -151,7 +151,7 @@ def test_awaited_puts_served_together_share_one_durability(
         await asyncio.gather(*puts)
 
     asyncio.run(work())
-    assert modes == [("none", 2), ("interval", 1), ("sync", 1), ("sync", 1), ("none", 1)]
+    assert modes == [("none", 2), ("interval", 1), (None, 1), ("sync", 1), ("none", 1)]
     assert store.stats().held_blocks == 1
 
 

@@ -20,6 +20,8 @@ from tablespace.io.put_request cimport Block, PutRequest
 # Submitting while later blocks are still copied and summed is worth about 20 %; every 4 to 8 is
 # the knee (docs/decisions/commit.md).
 cdef uint32_t SUBMIT_EVERY = 8
+# Where blocks are copied the first are submitted sooner, so that the disk waits for one copy only.
+cdef uint32_t SUBMIT_FIRST = 1
 cdef uint64_t PAD_BYTES = 4096
 cdef enum:
     REAP_LIMIT = 64
@@ -290,7 +292,7 @@ cdef class CommitGroup:
     cdef int write_all(self, IoQueue queue, unsigned char *staging,
                        size_t staging_bytes) noexcept nogil:
         cdef uint64_t slot_bytes = self.frame_bytes
-        cdef uint32_t frames, free_frames, at, fresh = 0, unsummed = 0
+        cdef uint32_t frames, free_frames, at, fresh = 0, unsummed = 0, due = SUBMIT_EVERY
         cdef uint32_t *frame_stack
         cdef int32_t *frame_of
         cdef void **buffers
@@ -338,6 +340,8 @@ cdef class CommitGroup:
                 free_frames -= 1
                 frame_of[at] = <int32_t>frame_stack[free_frames]
                 buffers[at] = staging + frame_of[at] * slot_bytes
+                if at == 0:
+                    due = SUBMIT_FIRST
                 copy_block(buffers[at], block.view.buf, block.length)
                 if padded > block.length:
                     memset(<unsigned char *>buffers[at] + block.length, 0, padded - block.length)
@@ -359,8 +363,9 @@ cdef class CommitGroup:
                 code = 0
                 continue
             fresh += 1
-            if fresh == SUBMIT_EVERY:
+            if fresh == due:
                 fresh = 0
+                due = min(2 * due, SUBMIT_EVERY)
                 code = queue.submit()
                 if code < 0:
                     break

@@ -31,3 +31,5 @@ cdef class PutRequest(Request):
     cdef Block *blocks            # owned array of `limit`
     cdef FramePool frames         # where the blocks' frames go back to
     cdef list keys, metadata      # keep what the blocks borrow alive
+
+    cdef int append(self, key, value, metadata) except -1

@@ -1,7 +1,12 @@
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from typing_extensions import Buffer
 
 from tablespace._core.commit_queue import Request
 from tablespace.io.frame_pool import FramePool
+
+def checked_item(item: Sequence[Any]) -> Sequence[Any]: ...
 
 class PutRequest(Request):
     limit: int
@@ -9,6 +14,7 @@ class PutRequest(Request):
     deferred: bool
     def __init__(self, slot_bytes: int, limit: int) -> None: ...
     def add(self, key: bytes, value: Buffer, metadata: bytes | None = None) -> None: ...
+    def add_many(self, items: Iterable[Sequence[Any]]) -> None: ...
     def add_packed(self, key: bytes, packed: Buffer, metadata: bytes | None, raw: int) -> None: ...
     stuck: bool
     def copies(self) -> list[tuple[bytes, bytes, bytes | None]]: ...

@@ -24,6 +24,23 @@ cdef uint32_t PREPARED_BLOCKS = 4
 cdef uint64_t PAD_BYTES = 4096
 
 
+def checked_item(item):
+    """Return an item of a `put_many`.
+
+    Raises
+    ------
+    TypeError
+        For what is neither a pair nor a triple.
+    """
+    if not isinstance(item, (tuple, list)) or not 2 <= len(item) <= 3:
+        raise TypeError(
+            "an item is (key, value) or (key, value, metadata), not "
+            + (f"{len(item)} values" if isinstance(item, (tuple, list)) else type(item).__name__)
+            + ". Remedy: of a dict, its items()"
+        )
+    return item
+
+
 cdef class PutRequest(Request):
     """What one caller wants stored: at most `limit` blocks.
 
@@ -107,10 +124,30 @@ cdef class PutRequest(Request):
         ValueTooLargeError
             For a value larger than a slot.
         """
+        self.append(key, value, metadata)
+
+    def add_many(self, items not None):
+        """Add one block an item, (key, value) or (key, value, metadata).
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `add`, and for an item that is neither a pair nor a triple.
+        ValueTooLargeError
+            As `add`.
+        """
+        for item in items:
+            if type(item) is tuple and len(<tuple>item) == 2:
+                self.append((<tuple>item)[0], (<tuple>item)[1], None)
+            else:
+                self.add(*checked_item(item))
+
+    cdef int append(self, key, value, metadata) except -1:
         cdef Block *block
         if self.count == self.limit:
             raise ValueError(f"a group holds at most {self.limit} blocks")
-        check_key(key)
+        if type(key) is not bytes or not 1 <= PyBytes_GET_SIZE(key) <= 255:
+            check_key(key)
         if metadata is not None:
             if not isinstance(metadata, bytes):
                 raise TypeError(f"metadata is bytes, not {type(metadata).__name__}")
@@ -136,6 +173,7 @@ cdef class PutRequest(Request):
         block.result = -EAGAIN
         self.count += 1
         self.held = self.count
+        return 0
 
     def copies(self):
         """Return (key, value, metadata) of each block, the values copied."""

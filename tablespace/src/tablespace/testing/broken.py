@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from tablespace import commit, store
+from tablespace import commit, reading
 from tablespace._core.journal_replay import next_record
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.line_codec import LineWriter
@@ -198,7 +198,7 @@ def ignore_checksum() -> Iterator[None]:
     def unverified(index: Any, devices: Any, slot_bytes: int, verify: bool) -> ReadBatch:
         return ReadBatch(index, devices, slot_bytes, False)
 
-    with mock.patch.object(store, "ReadBatch", unverified):
+    with mock.patch.object(reading, "ReadBatch", unverified):
         yield
 
 
