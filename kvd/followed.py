@@ -109,15 +109,12 @@ class Followed:
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys the region has, not expired and not deleted here."""
         store = self.store
-        present = store.contains_many(list(keys))
+        present = [True] * len(keys)
         self.hidden.hide(keys, present)
         now = boot_clock_ns()
-        for position, there in enumerate(present):
-            if there:
-                entry = store.stat(keys[position])
-                present[position] = (
-                    entry is not None and not 0 < from_metadata(entry.metadata) <= now
-                )
+        for position, entry in enumerate(store.stat_many(keys)):
+            if entry is None or 0 < from_metadata(entry.metadata) <= now:
+                present[position] = False
         return present
 
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:

@@ -163,16 +163,20 @@ class LongPaths:
         self, sources: Sequence[Source], keys: Sequence[bytes], timeout_s: float
     ) -> list[list[bool] | Exception]:
         """Ask indexes, all at once."""
-        calls: list[asyncio.Future[list[bool]] | Exception] = []
+        calls: list[asyncio.Future[list[bool]] | list[bool] | Exception] = []
         for source in sources:
             try:
-                calls.append(source.on_index(source.contains, keys))
-            except (TablespaceError, RuntimeError) as error:
+                if isinstance(source, LongTier) and source.is_open:
+                    # All in memory: two changes of threads would take longer than the look.
+                    calls.append(source.contains(keys))
+                else:
+                    calls.append(source.on_index(source.contains, keys))
+            except (TablespaceError, OSError, RuntimeError) as error:
                 calls.append(error)
-        futures = [call for call in calls if not isinstance(call, Exception)]
+        futures = [call for call in calls if isinstance(call, asyncio.Future)]
         if futures:
             await asyncio.wait(futures, timeout=timeout_s)
-        return [call if isinstance(call, Exception) else _result(call) for call in calls]
+        return [_result(call) if isinstance(call, asyncio.Future) else call for call in calls]
 
     # -- changes -------------------------------------------------------------------------------
 

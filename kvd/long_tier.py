@@ -1,7 +1,8 @@
 """One path of the long tier: a tablespace region, reached only from threads made for it.
 
-The event loop never calls the store. One thread writes, in the order it was asked to, so a
-delete asked for after a write is done after it; a few threads read. `kvd.long_paths` puts the
+The event loop calls the store only to look into its index, which is in memory. One thread writes,
+in the order it was asked to, so a delete asked for after a write is done after it; a few threads
+read. `kvd.long_paths` puts the
 paths together.
 """
 
@@ -154,18 +155,16 @@ class LongTier(PathRegion):
         What has expired is deleted later, on the writing thread.
         """
         store = self.store
-        present = store.contains_many(list(keys))
+        present = [True] * len(keys)
         self.hidden.hide(keys, present)
         now = boot_clock_ns()
         expired: list[bytes] = []
-        for position, there in enumerate(present):
-            if there:
-                entry = store.stat(keys[position])
-                if entry is None:
-                    present[position] = False
-                elif 0 < from_metadata(entry.metadata) <= now:
-                    present[position] = False
-                    expired.append(keys[position])
+        for position, entry in enumerate(store.stat_many(keys)):
+            if entry is None:
+                present[position] = False
+            elif entry.metadata and 0 < from_metadata(entry.metadata) <= now:
+                present[position] = False
+                expired.append(keys[position])
         if expired:
             try:
                 self._writer.submit(self.delete_expired, expired)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvd.expiry import from_metadata
 
@@ -43,8 +43,7 @@ class WriteItem:
     position: int = 0
 
 
-@dataclass(frozen=True)
-class ReadValue:
+class ReadValue(NamedTuple):
     """One block that was read: its length and the checksum it was verified against."""
 
     length: int
@@ -84,15 +83,9 @@ def read_into(
     store: Store, keys: Sequence[bytes], views: Sequence[memoryview]
 ) -> list[ReadValue | None]:
     """Read blocks of a store into the given memory; the store verifies each checksum."""
-    before = [store.stat(key) for key in keys]
-    lengths = store.get_many_into(list(keys), list(views))
-    values: list[ReadValue | None] = []
-    for key, entry, length in zip(keys, before, lengths, strict=True):
-        after = store.stat(key) if length is not None and entry is not None else None
-        if length is None or entry is None or after is None or after.seq != entry.seq:
-            # Replaced meanwhile: which checksum belongs to these bytes is not known.
-            values.append(None)
-        else:
-            expires_ns = from_metadata(entry.metadata)
-            values.append(ReadValue(length, entry.checksum, expires_ns))
-    return values
+    return [
+        None
+        if entry is None
+        else ReadValue(entry.length, entry.checksum, from_metadata(entry.metadata))
+        for entry in store.get_entries_into(keys, views)
+    ]

@@ -135,7 +135,7 @@ class MemoryTier:
 
     def reserve(self) -> tuple[int, int] | None:
         """Return (slot, reservation) of a slot to write into, evicting if need be, or None."""
-        if not self._free and not self._evict_one():
+        if not self._free and not self._evict_some(1):
             self.counters.no_room += 1
             self.on_reserve()
             return None
@@ -143,6 +143,18 @@ class MemoryTier:
         self.reserved_slots += 1
         self.on_reserve()
         return slot, self.arena.records.reserve(slot)
+
+    def reserve_many(self, wanted: int) -> list[int]:
+        """Return up to `wanted` slots to write into, evicting if need be, in one look."""
+        while len(self._free) < wanted and self._evict_some(wanted - len(self._free)):
+            pass
+        slots = [self._free.pop() for _ in range(min(wanted, len(self._free)))]
+        self.counters.no_room += wanted - len(slots)
+        self.reserved_slots += len(slots)
+        self.on_reserve()
+        for slot in slots:
+            self.arena.records.reserve(slot)
+        return slots
 
     def unreserve(self, slot: int) -> None:
         """Take a reserved slot back that nobody writes into any more."""
@@ -212,8 +224,11 @@ class MemoryTier:
 
     # -- change --------------------------------------------------------------------------------
 
-    def publish(self, block: Block) -> None:
-        """Make a written, reserved slot readable as this block, which must be new here."""
+    def publish(self, block: Block, *, promoted: bool = False) -> None:
+        """Make a written, reserved slot readable as this block, which must be new here.
+
+        One just promoted is kept for a moment: a low rank must not cost the asker its hit.
+        """
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
         block.namespace.in_memory = True
@@ -232,7 +247,10 @@ class MemoryTier:
         self.value_bytes += block.length
         block.fill = block.length / self.arena.slot_bytes
         self.rule.stored(block)
-        self.place(block)
+        if promoted:
+            self._hand_over(block)
+        else:
+            self.place(block)
         self._watch_expiry(block)
         if self.on_stored is not None:
             self.on_stored(block)
@@ -279,11 +297,9 @@ class MemoryTier:
             block.place.discard(block)
             block.place = None
 
-    def hand_over(self, block: Block) -> None:
-        """Keep a block just promoted for a moment: a low rank must not cost the asker its hit."""
+    def _hand_over(self, block: Block) -> None:
         if len(self._handed_over) >= max(1, self.arena.slot_count // HANDOVER_SHARE):
             self._end_handover()
-        self.protect(block)
         self._handed_over.append((time.monotonic() + HANDOVER_S, block))
 
     def _end_handover(self) -> None:
@@ -376,28 +392,52 @@ class MemoryTier:
         for block in blocks:
             block.resolve(None)
 
-    def _evict_one(self) -> bool:
-        if self._expiry and self.sweep(1) and self._free:
-            return True
+    def _evict_some(self, wanted: int) -> int:
+        """Make up to `wanted` slots free, of one class; return how many, 0 when none can be."""
+        if self._expiry and self.sweep(wanted) and self._free:
+            return len(self._free)
         if self.reclaim():
-            return True
+            return len(self._free)
         self.before_evict()
         self._end_handovers()
         for candidates in self._order:
             dirty = candidates is self._short_dirty or candidates is self._long_dirty
             if not candidates or (dirty and not self.may_drop_dirty()):
                 continue
-            block = self._evict_first(candidates)
-            if block is None:
+            blocks = self._evict_lowest(candidates, wanted)
+            if not blocks:
                 continue
-            self.counters.evictions += 1
+            self.counters.evictions += len(blocks)
             if dirty:
-                self.counters.dropped += 1
-            block.resolve(False if dirty else None)
-            return True
-        return False
+                self.counters.dropped += len(blocks)
+            for block in blocks:
+                block.resolve(False if dirty else None)
+            return len(blocks)
+        return 0
 
-    def _evict_first(self, candidates: EvictionQueue[Block]) -> Block | None:
+    def _evict_lowest(self, candidates: EvictionQueue[Block], wanted: int) -> list[Block]:
+        """Evict those of the lowest rank that no lane holds, at least one if there is one."""
+        blocks = candidates.first_many(wanted)
+        slots = [block.slot for block in blocks]
+        evicted = self.arena.index.evict(slots, self.arena.lanes, len(slots))
+        if not evicted:
+            return self._evict_past_leases(candidates)
+        if len(evicted) < len(blocks):
+            gone = set(evicted)
+            for block in blocks:
+                if block.slot not in gone:
+                    self.touch(block)  # A lease is a use.
+            blocks = [block for block in blocks if block.slot in gone]
+        self._leave(blocks)
+        return blocks
+
+    def _leave(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._take_out(block)
+            self.rule.left(block)
+            self._free.append(block.slot)
+
+    def _evict_past_leases(self, candidates: EvictionQueue[Block]) -> list[Block]:
         """Evict the first block that no lane holds; a lease is a use of those that are held."""
         leased: list[Block] = []
         chosen = None
@@ -411,8 +451,6 @@ class MemoryTier:
             look = max(LEASED_LOOK, len(leased))
         for block in leased:
             self.touch(block)
-        if chosen is not None:
-            self._take_out(chosen)
-            self.rule.left(chosen)
-            self._free.append(chosen.slot)
-        return chosen
+        found = [] if chosen is None else [chosen]
+        self._leave(found)
+        return found

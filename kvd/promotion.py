@@ -17,6 +17,7 @@ from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespace
 
 READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
+NO_SLOT = -1
 LOOSE_BYTES = 16 << 20  # What one lookup may carry inline when memory has no slot for it.
 MAX_LOOSE_BYTES = 64 << 20  # What all lookups may read so at a time; beyond it they miss.
 
@@ -35,6 +36,8 @@ class Promotion:
         Its key was deleted or stored anew meanwhile.
     position : int
         Of its key in the lookup that began it.
+    slot : int
+        Where it goes; NO_SLOT until there is one.
     block : Block or None
         The result.
     """
@@ -44,8 +47,8 @@ class Promotion:
     source: Source
     slot: int
     generation: int
-    void: bool = False
     position: int = 0
+    void: bool = False
     block: Block | None = None
     task: asyncio.Task[None] | None = None
 
@@ -99,7 +102,6 @@ class Promoter:
         on_disk = await self._present(namespace, keys, deadline)
         found: list[Block | Promotion | None] = []
         fresh: list[Promotion] = []
-        roomless: list[tuple[int, Source]] = []
         try:
             for position, (key, source) in enumerate(zip(keys, on_disk, strict=True)):
                 # Everything may have changed while the index was asked.
@@ -116,21 +118,22 @@ class Promoter:
                     and namespace.generation == generation
                     and namespace.disk_counts(key)
                 ):
-                    promotion = self._begin(namespace, key, source, position)
-                    if promotion is not None:
-                        fresh.append(promotion)
-                    else:
-                        roomless.append((position, source))
+                    promotion = Promotion(namespace, key, source, NO_SLOT, generation, position)
+                    self._flying[namespace.id, key] = promotion
+                    fresh.append(promotion)
                     found.append(promotion)
                 else:
                     found.append(None)
+            roomless = self._give_slots(fresh)
             for source, part in _by_source(fresh):
                 task = asyncio.create_task(self._read(source, part))
                 for promotion in part:
                     promotion.task = task
         except BaseException:
             for promotion in fresh:
-                if promotion.task is None:
+                if promotion.slot == NO_SLOT:
+                    self._take_off(promotion)
+                elif promotion.task is None:
                     self._land(promotion, None)
             raise
         await self._wait(found, deadline)
@@ -139,7 +142,8 @@ class Promoter:
             block = item.block if isinstance(item, Promotion) else item
             blocks.append(block if block is not None and not block.gone else None)
         if roomless and loose_too:
-            loose = asyncio.create_task(self._read_loose(namespace, keys, roomless, blocks))
+            where = [(promotion.position, promotion.source) for promotion in roomless]
+            loose = asyncio.create_task(self._read_loose(namespace, keys, where, blocks))
             await asyncio.wait([loose], timeout=max(0.0, deadline - time.monotonic()))
             # What comes after the deadline must not change an answer that is under way.
             blocks = list(blocks)
@@ -207,18 +211,17 @@ class Promoter:
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
 
-    def _begin(
-        self, namespace: Namespace, key: bytes, source: Source, position: int
-    ) -> Promotion | None:
-        reserved = self._memory.reserve()
-        if reserved is None:
-            self._long.counters.promotions_no_room += 1
-            return None
-        promotion = Promotion(
-            namespace, key, source, reserved[0], namespace.generation, position=position
-        )
-        self._flying[namespace.id, key] = promotion
-        return promotion
+    def _give_slots(self, fresh: list[Promotion]) -> list[Promotion]:
+        """Reserve a slot for each promotion; take those off `fresh` that got none, return them."""
+        slots = self._memory.reserve_many(len(fresh)) if fresh else []
+        for promotion, slot in zip(fresh, slots, strict=False):
+            promotion.slot = slot
+        roomless = fresh[len(slots) :]
+        del fresh[len(slots) :]
+        for promotion in roomless:
+            self._take_off(promotion)
+        self._long.counters.promotions_no_room += len(roomless)
+        return roomless
 
     async def _read(self, source: Source, promotions: list[Promotion]) -> None:
         started = time.monotonic()
@@ -311,8 +314,7 @@ class Promoter:
         )
         # Of a followed region too: it came from a disk, so its eviction costs no write.
         block.durable = True
-        self._memory.publish(block)
-        self._memory.hand_over(block)
+        self._memory.publish(block, promoted=True)
         promotion.block = block
         if not isinstance(promotion.source, LongTier):
             promotion.source.hits += 1

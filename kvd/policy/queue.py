@@ -101,6 +101,13 @@ class EvictionQueue(Generic[Item]):
             return list(islice(reversed(bucket), count))
         return list(islice(self, count))
 
+    def first_many(self, count: int) -> list[Item]:
+        """Return up to `count` entries of the lowest bucket, which stay; one at least, if any."""
+        if self.first() is None:
+            return []
+        bucket = self._buckets[self._heap[0]]
+        return list(islice(reversed(bucket) if self._resolution else bucket, count))
+
     def _key(self, item: Item) -> float:
         return item.rank * self._resolution // 1 if self._resolution else item.rank
 

@@ -29,13 +29,15 @@ def space():
     return Namespace("m", 1)
 
 
-def _store(memory, space, key, retention=Retention.LONG, durable=True, expires_ns=0):
+def _store(
+    memory, space, key, retention=Retention.LONG, durable=True, expires_ns=0, promoted=False
+):
     reserved = memory.reserve()
     if reserved is None:
         return None
     block = Block(space, key, reserved[0], 1, 0, retention, expires_ns)
     block.durable = durable
-    memory.publish(block)
+    memory.publish(block, promoted=promoted)
     return block
 
 
@@ -70,8 +72,7 @@ def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monke
     """A block just promoted may be the first to leave; then who asked for it found a miss."""
     now = 100.0
     monkeypatch.setattr(memory_tier.time, "monotonic", lambda: now)
-    promoted = _store(memory, space, b"p", Retention.EPHEMERAL)
-    memory.hand_over(promoted)
+    promoted = _store(memory, space, b"p", Retention.EPHEMERAL, promoted=True)
     others = [_store(memory, space, b"%d" % number) for number in range(SLOTS - 1)]
     assert memory.reserve() is not None and not promoted.gone
     assert sum(block.gone for block in others) == 1
@@ -80,9 +81,19 @@ def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monke
     # Not more than a share of the slots: the oldest give way.
     held = []
     for number in range(SLOTS // 2):
-        held.append(_store(memory, space, b"h%d" % number))
-        memory.hand_over(held[-1])
+        held.append(_store(memory, space, b"h%d" % number, promoted=True))
     assert [block.place is None for block in held] == [False] * 4 + [True] * 4
+
+
+def test_many_slots_are_reserved_in_one_look(memory, space):
+    blocks = [_store(memory, space, b"%d" % number) for number in range(SLOTS)]
+    slots = memory.reserve_many(3)
+    assert len(set(slots)) == 3 and sum(block.gone for block in blocks) == 3
+    assert memory.counters.evictions == 3 and _accounted(memory) == SLOTS
+    more = memory.reserve_many(SLOTS)
+    assert len(more) == SLOTS - 3 and not set(more) & set(slots)
+    assert memory.counters.no_room == 3 and _accounted(memory) == SLOTS
+    assert memory.reserve_many(1) == []
 
 
 def test_dirty_blocks_stay_while_the_disk_makes_progress(memory, space):

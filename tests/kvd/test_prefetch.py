@@ -55,7 +55,7 @@ def test_what_has_not_begun_by_the_deadline_is_left_out(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"%d" % n: bytes(100) for n in range(50)})
         keys = [b"%d" % n for n in range(50)]
-        gate = rig.gate("contains")
+        gate = rig.gate("read")
         assert rig.cache.prefetch("m", keys[:20], 20.0) == 20
         # In an executor the gate stops both reads that may be under way; the rest waits.
         assert rig.cache.prefetch("m", keys[20:30], 0.0) == 10

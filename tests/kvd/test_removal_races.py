@@ -35,11 +35,24 @@ class Step:
         return result
 
     def _stop(self):
-        async def wait():
-            self.entered.set()
-            await self.go_on.wait()
+        asyncio.run_coroutine_threadsafe(self._wait(), self.loop).result(20)
 
-        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(20)
+    async def _wait(self):
+        self.entered.set()
+        await self.go_on.wait()
+
+
+class AwaitedStep(Step):
+    """Stops a method of the loop's."""
+
+    async def __call__(self, *args, **kwargs):
+        first, self._first = self._first, False
+        if first and self._at == "before":
+            await self._wait()
+        result = await self._call(*args, **kwargs)
+        if first and self._at == "after":
+            await self._wait()
+        return result
 
 
 def _remove(rig, how):
@@ -145,13 +158,16 @@ class TestWriteBack:
 @pytest.mark.parametrize("paths", [1, 2])
 @pytest.mark.parametrize("removal", REMOVALS)
 class TestPromotion:
-    @pytest.mark.parametrize("call", ["contains", "read"])
+    @pytest.mark.parametrize("call", ["find", "read"])
     @pytest.mark.parametrize("at", ["before", "after"])
     @pytest.mark.parametrize("removed_first", [True, False])
     def test_at_each_call(self, on_rig, removal, paths, call, at, removed_first):
         async def scenario(rig):
             await rig.only_on_disk({b"k": b"value"})
-            step = Step(rig.home(b"k"), call, at)
+            if call == "find":
+                step = AwaitedStep(rig.paths, call, at)
+            else:
+                step = Step(rig.home(b"k"), call, at)
             asker = asyncio.ensure_future(rig.get(b"k"))
             await asyncio.wait_for(step.entered.wait(), 10)
             removed = _remove(rig, removal)

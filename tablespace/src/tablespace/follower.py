@@ -191,8 +191,10 @@ class Follower(Store):
         slot_bytes = view.region.geometry.slot_bytes
         return ReadBatch(view.index, view.devices, slot_bytes, verify=True, pin=False)
 
-    def _read_window(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
-        out, suspects = self._read_once(keys, buffers)
+    def _read_window(
+        self, keys: list[bytes], buffers: list[Any] | None, describe: bool
+    ) -> list[Any]:
+        out, suspects = self._read_once(keys, buffers, describe)
         if not suspects:
             return out
         # The writer may have used these slots for other values: look where theirs are now.
@@ -204,7 +206,7 @@ class Follower(Store):
         again = [at for at, key in enumerate(keys) if out[at] is None and key in moved]
         part = [keys[at] for at in again]
         into = None if buffers is None else [buffers[at] for at in again]
-        found, left = self._read_once(part, into)
+        found, left = self._read_once(part, into, describe)
         for at, value in zip(again, found, strict=True):
             out[at] = value
         with self._counts.lock:

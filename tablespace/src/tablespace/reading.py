@@ -69,30 +69,35 @@ class Reads:
             out[at] = each
         return out
 
-    def _read_slots(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
+    def _read_slots(
+        self, keys: list[bytes], buffers: list[Any] | None, *, describe: bool = False
+    ) -> list[Any]:
         out: list[Any] = []
         for start in range(0, len(keys), READ_WINDOW):
             part = keys[start : start + READ_WINDOW]
             into = None if buffers is None else buffers[start : start + READ_WINDOW]
-            out += self._read_window(part, into)
+            out += self._read_window(part, into, describe)
         return out
 
     def _batch(self) -> ReadBatch:
         return ReadBatch(self._index, self._devices, self._slot_bytes, self._verify)
 
-    def _read_window(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
-        out, suspects = self._read_once(keys, buffers)
+    def _read_window(
+        self, keys: list[bytes], buffers: list[Any] | None, describe: bool
+    ) -> list[Any]:
+        out, suspects = self._read_once(keys, buffers, describe)
         for key, seq in suspects:
             self._drop(key, seq)
         self._eviction.tell()
         return out
 
     def _read_once(
-        self, keys: list[bytes], buffers: list[Any] | None
+        self, keys: list[bytes], buffers: list[Any] | None, describe: bool
     ) -> tuple[list[Any], list[tuple[bytes, int]]]:
         """Return results, and (key, seq) of those whose bytes are not what they should be."""
         batch = self._batch()
         batch.codec = self._codec
+        batch.describes = describe
         batch.start(keys, buffers)
         out, suspects, error = batch.run(self._readers.lending)
         with self._counts.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.recovery import RecoveryReport
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     import numpy
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One stored value, as the index knows it.
 
     Attributes

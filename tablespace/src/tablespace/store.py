@@ -300,6 +300,24 @@ class Store(Reads, AsyncCalls):
             raise ValueError(f"{len(wanted)} keys, but {len(targets)} buffers")
         return self._read(wanted, targets)
 
+    def get_entries_into(
+        self, keys: Iterable[bytes], buffers: Iterable[Any]
+    ) -> list[Entry | None]:
+        """Read many values into buffers; return what `stat` tells of each value read.
+
+        As `get_many_into`, for callers who need the checksum, the metadata or the number of the
+        very bytes they got: a `stat` before or after may be of another value. What is queued is
+        committed first.
+        """
+        wanted, targets = list(keys), list(buffers)
+        if len(wanted) != len(targets):
+            raise ValueError(f"{len(wanted)} keys, but {len(targets)} buffers")
+        self._check_open()
+        if self._queue.busy and any(self._queue.find_many(wanted)):
+            self._queue.step()
+        rows = self._read_slots(wanted, targets, describe=True)
+        return [None if row is None else Entry(*row) for row in rows]
+
     def _read(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         self._check_open()
         return self._find(keys, buffers)
@@ -362,14 +380,15 @@ class Store(Reads, AsyncCalls):
 
     def stat(self, key: bytes) -> Entry | None:
         """Return what the index knows of a key, or None; a queued one is committed first."""
+        return self.stat_many([key])[0]
+
+    def stat_many(self, keys: Iterable[bytes]) -> list[Entry | None]:
+        """Return what `stat` does for each key; memory only, unless one is queued."""
         self._check_open()
-        if self._queue.busy and self._queue.find(key) is not None:
+        wanted = list(keys)
+        if self._queue.busy and any(self._queue.find_many(wanted)):
             self._queue.step()
-        found = self._index.get_with_length(key)
-        if found is None:
-            return None
-        container, slot, stored, checksum, seq, metadata, length = found
-        return Entry(length, checksum, seq, container, slot, metadata, stored)
+        return [None if row is None else Entry(*row) for row in self._index.rows(wanted)]
 
     def entries(self) -> numpy.ndarray[Any, Any]:
         """Return what the index knows of every entry, least recently used first.

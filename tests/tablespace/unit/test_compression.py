@@ -51,6 +51,9 @@ def test_values_of_every_length_come_back(open_small: Opener) -> None:
             entry = store.stat(b"t%d" % length)
             assert entry is not None and (entry.length, entry.metadata) == (length, b"meta")
             assert (entry.stored_length < length) == (length > 4096)
+            buffer = bytearray(length)
+            assert store.get_entries_into([b"t%d" % length], [buffer]) == [entry]
+            assert buffer == text_of(length)
         audit(store)
         store.close()
         store = open_small(**SIZES)

@@ -122,6 +122,25 @@ def test_metadata_is_kept_with_the_entry(store: Store) -> None:
     assert store.stat(b"absent") is None
 
 
+def test_values_are_read_with_what_is_known_of_them(store: Store) -> None:
+    store.put(b"k", b"value", metadata=b"about")
+    store.put(b"e", b"")
+    store.put(b"q", b"queued", durability="interval")
+    buffers = [bytearray(8) for _ in range(4)]
+    keys = [b"k", b"absent", b"e", b"q"]
+    found = store.get_entries_into(keys, buffers)
+    assert found == store.stat_many(keys) == [store.stat(key) for key in keys]
+    assert found[1] is None
+    for number, value in ((0, b"value"), (2, b""), (3, b"queued")):
+        entry = found[number]
+        assert entry is not None and entry.checksum == tablespace.checksum64(value)
+        assert bytes(buffers[number][: entry.length]) == value
+    with pytest.raises(ValueError, match="4 keys, but 3 buffers"):
+        store.get_entries_into(keys, buffers[:3])
+    stats = store.stats()
+    assert (stats.gets, stats.hits) == (4, 3)
+
+
 def test_bad_input_is_refused_by_name_and_stores_nothing(store: Store) -> None:
     with pytest.raises(tablespace.ValueTooLargeError, match=r"17000 bytes.*16384 bytes") as caught:
         store.put(b"k", bytes(17_000))

@@ -71,6 +71,7 @@ cdef class KeyIndex:
     cdef void link_newest(self, uint32_t id, Entry *entry) noexcept nogil
     cdef int64_t lookup(self, object key) except -2
     cdef tuple describe(self, uint32_t id)
+    cdef tuple row(self, uint32_t id)
     cdef int lookup_block(self, list keys, Py_ssize_t start, Py_ssize_t count,
                           int64_t *out) except -1
     cdef int64_t owner_of(self, uint32_t container, uint32_t slot) noexcept

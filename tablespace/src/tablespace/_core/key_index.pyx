@@ -571,12 +571,18 @@ cdef class KeyIndex:
             out.append(id >= 0 and self.entry(<uint32_t>id).seq > seq)
         return out
 
-    def get_with_length(self, key):
-        """Return what `get` does and the value's own length, or None."""
-        cdef int64_t id = self.lookup(key)
-        if id < 0:
-            return None
-        return (*self.describe(<uint32_t>id), value_length(self.entry(<uint32_t>id)))
+    def rows(self, keys):
+        """Return the fields of `tablespace.Entry` for each key, or None."""
+        cdef int64_t id
+        cdef list out = []
+        for key in keys:
+            id = self.lookup(key)
+            out.append(None if id < 0 else self.row(<uint32_t>id))
+        return out
+
+    cdef tuple row(self, uint32_t id):
+        container, slot, stored, check, seq, metadata = self.describe(id)
+        return value_length(self.entry(id)), check, seq, container, slot, metadata, stored
 
     cdef int lookup_block(self, list keys, Py_ssize_t start, Py_ssize_t count,
                           int64_t *out) except -1:

@@ -11,6 +11,7 @@ class ReadBatch:
     bytes_read: int
     hits: int
     codec: Any
+    describes: bool
     def __init__(
         self,
         index: KeyIndex,

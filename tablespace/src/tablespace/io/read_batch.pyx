@@ -84,6 +84,8 @@ cdef class ReadBatch:
     ----------
     codec : tablespace.compression.Codec or None
         What unpacks compressed values; they are errors without it.
+    describes : bool
+        Whether to return the fields of each value's `tablespace.Entry` in place of its length.
     """
 
     cdef KeyIndex index
@@ -99,6 +101,8 @@ cdef class ReadBatch:
     cdef dict packed               # stored bytes of compressed values, by number
     cdef public object codec
     cdef bint stuck
+    cdef public bint describes
+    cdef list rows
     cdef readonly uint64_t bytes_read
     cdef readonly uint32_t hits
 
@@ -153,6 +157,7 @@ cdef class ReadBatch:
         cdef const uint8_t *data
         self.keys = keys
         self.out = [None] * total
+        self.rows = [None] * total if self.describes else None
         self.reads = <Read *>calloc(max(1, total), sizeof(Read))
         if self.reads == NULL:
             raise MemoryError()
@@ -181,6 +186,8 @@ cdef class ReadBatch:
                 read.length = entry.length
                 read.seq = entry.seq
                 read.raw = raw_length(entry)
+                if self.describes:
+                    self.rows[at] = self.index.row(<uint32_t>id)
                 # Before any Python code can run (an object's own buffer protocol may).
                 if use:
                     self.index.use(<uint32_t>id)
@@ -404,7 +411,9 @@ cdef class ReadBatch:
                 if read.result >= 0:
                     self.hits += 1
                     self.bytes_read += read.length
-                    if read.held:
+                    if self.describes:
+                        self.out[at] = self.rows[at]
+                    elif read.held:
                         self.out[at] = read.raw or read.length
                 else:
                     self.out[at] = None
