@@ -22,7 +22,8 @@ from tablespace.io.open import IoChoice, choose_io
 from tablespace.journal import JOURNAL_BACKUP_NAME, decode_header, identify_by_journal
 from tablespace.layout import container_name
 from tablespace.opening import holds_records
-from tablespace.recovery import Damage, Loaded, find_leftovers, load_index, new_index, recover
+from tablespace.recovery import Loaded, find_leftovers, load_index, new_index, recover
+from tablespace.recovery_report import Damage
 from tablespace.region import REGION_NAME, Region, RegionLock, decode_region
 from tablespace.reserve import Reserve
 from tablespace.resize import CONTAINERS, find_surplus_containers, remove_surplus_containers

@@ -1,4 +1,8 @@
-"""Run a script with io_uring_setup refused by a seccomp filter: deny_io_uring.py ERRNO SCRIPT."""
+"""Run a script with a call of io_uring refused by a seccomp filter.
+
+deny_io_uring.py ERRNO[:CALL] SCRIPT, where CALL is a system call's number (io_uring_setup's by
+default).
+"""
 
 import ctypes
 import runpy
@@ -10,13 +14,13 @@ SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
 IO_URING_SETUP = 425  # The same number on every architecture.
 
 
-def deny(errno: int) -> None:
-    """Make io_uring_setup fail with `errno` for this process and its children."""
+def deny(errno: int, call: int = IO_URING_SETUP) -> None:
+    """Make a system call fail with `errno` for this process and its children."""
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (
             (0x20, 0, 0, 0),  # load the system call's number
-            (0x15, 0, 1, IO_URING_SETUP),  # not ours: skip one
+            (0x15, 0, 1, call),  # not ours: skip one
             (0x06, 0, 0, SECCOMP_RET_ERRNO | errno),
             (0x06, 0, 0, SECCOMP_RET_ALLOW),
         )
@@ -30,5 +34,5 @@ def deny(errno: int) -> None:
 
 
 if __name__ == "__main__":
-    deny(int(sys.argv[1]))
+    deny(*map(int, sys.argv[1].split(":")))
     runpy.run_path(sys.argv[2], run_name="__main__")
