@@ -173,6 +173,7 @@ def test_the_journal_is_compacted_by_itself_and_bounded(
     assert MIN_JOURNAL_BYTES == 64 << 20
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("turns", [10, pytest.param(1000, marks=pytest.mark.long)])
 def test_a_region_driven_to_full_with_random_sizes_keeps_what_it_held(
     tmp_path: Path, turns: int
