@@ -25,7 +25,7 @@ from tablespace.io import fork
 from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
-from tablespace.io.open import IoChoice
+from tablespace.io.open import IoChoice, open_queue
 from tablespace.layout import index_bound_bytes
 from tablespace.prewrite import Prewriter
 from tablespace.reading import SCRUB_BYTES, Reads
@@ -97,7 +97,7 @@ class Store(Reads, AsyncCalls):
         self._eviction = Eviction(recovered.index, eviction, directory.path)
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(
-            directory.queue(choice.engine, min(WRITE_DEPTH, choice.concurrency)),
+            open_queue(directory, choice, min(WRITE_DEPTH, choice.concurrency)),
             AlignedBuffer(staging),
         )
         context.queue.timeout_ns = timeout_ns(io_timeout_s)

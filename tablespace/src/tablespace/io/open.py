@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace.io import uring_device
 from tablespace.io.classify import TREATMENTS, Classification, classify
-from tablespace.io.device import Device
+from tablespace.io.device import Device, IoQueue
 from tablespace.io.directory import Directory
 from tablespace.io.read_only import try_direct_read
 
@@ -39,6 +39,8 @@ class IoChoice:
         Transfers in flight: the depth of queues.
     alignment_bytes, memory_alignment_bytes : int
         What direct transfers need of offsets and lengths, and of addresses.
+    engine_asked_for : bool
+        Whether the caller named the engine: then it is not replaced by another.
     reasons : list of str
         One sentence a choice.
     warnings : list of str
@@ -50,6 +52,7 @@ class IoChoice:
     concurrency: int = _UNKNOWN.concurrency
     alignment_bytes: int = 4096
     memory_alignment_bytes: int = 4096
+    engine_asked_for: bool = False
     reasons: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -121,7 +124,7 @@ def choose_io(
         raise ValueError(f"io_mode must be one of {', '.join(IO_MODES)}, not {io_mode!r}")
     if io_engine not in IO_ENGINES:
         raise ValueError(f"io_engine must be one of {', '.join(IO_ENGINES)}, not {io_engine!r}")
-    choice = IoChoice()
+    choice = IoChoice(engine_asked_for=io_engine != "auto")
     storage = classify(directory.path) if os.path.isdir(directory.path) else None
     if storage is not None:
         choice.concurrency = storage.concurrency
@@ -132,6 +135,34 @@ def choose_io(
         choice.reasons += storage.warnings
         choice.warnings += storage.warnings
     return choice
+
+
+def open_queue(directory: Directory, choice: IoChoice, depth: int) -> IoQueue:
+    """Make the writer's queue; where its ring is refused after all, one of threads.
+
+    The probe's rings are gone by now, but locked memory is counted by user, and the kernel gives
+    it back in its own time.
+
+    Raises
+    ------
+    OSError
+        When the engine was asked for by name.
+    """
+    try:
+        return directory.queue(choice.engine, depth)
+    except OSError as error:
+        if choice.engine != "uring":
+            raise
+        problem = uring_device.refusal("io_uring_setup", error)
+        if choice.engine_asked_for:
+            raise OSError(
+                error.errno, f"io_engine='uring' does not work here: {problem}"
+            ) from error
+    queue = directory.queue("posix", depth)
+    choice.engine = "posix"
+    choice.reasons.append(f"engine posix (pread/pwrite threads): a further io_uring: {problem}")
+    choice.warnings.append(f"io_uring not usable, using pread/pwrite threads: {problem}")
+    return queue
 
 
 def _choose_engine(choice: IoChoice, io_engine: str) -> None:
