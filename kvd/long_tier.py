@@ -88,15 +88,15 @@ class LongTier(PathRegion):
         outcomes = [Outcome.DURABLE] * len(items)
         if touched:
             store.touch_many(list(touched))
-        present = store.contains_many([item.key for item in items])
+        present = store.stat_many([item.key for item in items])
         checksums = checksum_many([item.view for item in items])
         absent: list[int] = []
         for position, item in enumerate(items):
             if checksums[position] != item.checksum:
                 outcomes[position] = Outcome.CORRUPT
-            elif not (present[position] and self._holds(item)):
+            elif not _holds(present[position], item):
                 absent.append(position)
-        known = [item.key for item, there in zip(items, present, strict=True) if there]
+        known = [item.key for item, entry in zip(items, present, strict=True) if entry is not None]
         if known:
             store.touch_many(known)
         if not absent:
@@ -104,7 +104,7 @@ class LongTier(PathRegion):
         group: list[tuple[int, Buffer]] = []
         for position in absent:
             view: Buffer = items[position].view
-            if present[position]:
+            if present[position] is not None:
                 # A good copy is about to be replaced: what a client scribbles between our check
                 # and the disk's read of it must not cost that copy.
                 view = bytes(view)
@@ -117,7 +117,7 @@ class LongTier(PathRegion):
             for position, view in asked:
                 # A replacement takes no more than what it replaces.
                 item = items[position]
-                if present[position] or self.ledger.admits(item.key, len(item.view)):
+                if present[position] is not None or self.ledger.admits(item.key, len(item.view)):
                     group.append((position, view))
                 else:
                     outcomes[position] = Outcome.DROPPED
@@ -126,11 +126,12 @@ class LongTier(PathRegion):
             store,
             [(items[position].key, view, items[position].metadata) for position, view in group],
         )
-        for (position, _), kept in zip(group, written, strict=True):
+        stored = store.stat_many([items[position].key for position, _ in group])
+        for (position, _), kept, entry in zip(group, written, stored, strict=True):
             item = items[position]
             if not kept:
                 outcomes[position] = Outcome.DROPPED
-            elif (entry := store.stat(item.key)) is not None and not _same(entry, item):
+            elif entry is not None and not _same(entry, item):
                 store.delete(item.key)
                 outcomes[position] = Outcome.CORRUPT
             else:
@@ -140,14 +141,6 @@ class LongTier(PathRegion):
                 self.counters.bytes_written += len(item.view)
         self.make_room()
         return outcomes
-
-    def _holds(self, item: WriteItem) -> bool:
-        entry = self.store.stat(item.key)
-        return (
-            entry is not None
-            and _same(entry, item)
-            and suits(from_metadata(entry.metadata), from_metadata(item.metadata))
-        )
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys the region has, not expired. A look into its index in RAM.
@@ -302,6 +295,15 @@ class LongTier(PathRegion):
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _holds(entry: Entry | None, item: WriteItem) -> bool:
+    """Return whether an entry does for an item, its expiry too."""
+    return (
+        entry is not None
+        and _same(entry, item)
+        and suits(from_metadata(entry.metadata), from_metadata(item.metadata))
+    )
 
 
 def _same(entry: Entry, item: WriteItem) -> bool:
