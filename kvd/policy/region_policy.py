@@ -15,7 +15,7 @@ SPARE_NAMES = 64
 
 
 class _Entry(Ranked):
-    """A block on disk. `inserted_many` sets what is here: a constructor costs as much as the rest."""
+    """A block on disk; `inserted_many` fills it, a constructor costs as much as all the rest."""
 
     __slots__ = ("key", "slot_bytes")
 

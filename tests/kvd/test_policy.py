@@ -178,6 +178,39 @@ def test_a_region_policy_counts_what_left_after_it_was_named():
     assert list(policy.victims(512, 1)) == []
 
 
+def test_a_region_policy_told_of_many_keys_does_what_it_does_told_of_each():
+    draw = random.Random(4)
+    at_once, one_by_one = (
+        RegionPolicy(make_rule("value", 300, half_life_s=60.0, clock=lambda: 0.0))
+        for _ in range(2)
+    )
+    present = set()
+    for _ in range(300):
+        keys = [b"%d" % draw.randrange(900) for _ in range(draw.randrange(1, 12))]
+        new = sorted(set(keys) - present)
+        sizes = [4096 * (1 + len(key) % 2) for key in new]
+        for key in new:
+            for policy in (at_once, one_by_one):
+                policy.expect(key, len(key), 3000)
+        at_once.inserted_many(new, sizes)
+        for each in zip(new, sizes, strict=True):
+            one_by_one.inserted(*each)
+        present.update(new)
+        at_once.used_many(keys)
+        for key in keys:
+            one_by_one.used(key)
+        for size in (4096, 8192):
+            names = list(at_once.victims(size, 8))
+            assert names == list(one_by_one.victims(size, 8))
+            gone = [key for key in names[:8] if len(present) > 300]
+            at_once.removed_many([*gone, b"absent"])
+            for key in gone:
+                one_by_one.removed(key)
+            present.difference_update(gone)
+    assert at_once.evictions == one_by_one.evictions > 0
+    assert at_once.reclaimed_bytes == one_by_one.reclaimed_bytes
+
+
 def test_a_live_curve_grows_with_capacity_and_agrees_with_a_whole_simulation():
     requests = [request.hash_ids for request in generate(Shape(conversations=300), seed=2)]
     distinct = distinct_blocks(requests)

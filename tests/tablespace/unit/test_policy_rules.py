@@ -333,6 +333,49 @@ def test_a_rule_in_python_serves_a_cache() -> None:
     assert queue.first() is item and item.rank == -rule.references
 
 
+def test_a_rule_that_meddles_with_a_cache_gets_an_error() -> None:
+    class Meddling(LruRule):
+        """Gives no rank at first, then takes the entries away."""
+
+        def stored(self, item: Ranked) -> None:
+            item.rank = float("nan") if first else 1.0
+
+        def used(self, item: Ranked) -> None:
+            elsewhere.add(item)
+
+    first = True
+    elsewhere: EvictionQueue[Ranked] = EvictionQueue(0.0)
+    cache = RankedCache(1, Meddling())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not a number"):
+            cache.refer(1, 0)
+    first = False
+    assert not cache.refer(1, 0) and cache.refer(1, 0)
+    assert len(elsewhere) == 1
+    with pytest.raises(RuntimeError, match="took entries out"):
+        cache.refer(2, 0)
+
+
+def test_a_queue_that_overrides_methods_keeps_its_links() -> None:
+    class Stubborn(EvictionQueue[Ranked]):
+        """Lets nothing go, it says."""
+
+        def discard(self, item: Ranked) -> None: ...
+
+        def moved(self, item: Ranked) -> None: ...
+
+    stubborn, other = Stubborn(64.0), EvictionQueue[Ranked](64.0)
+    items = [Ranked(number) for number in range(10)]
+    for item in items:
+        stubborn.add(item)
+    for item in items[::2]:
+        other.add(item)
+    assert list(stubborn) == items[:0:-2] and list(other) == items[-2::-2]
+    items[1].rank = 9.0
+    LruRule().touch(items[1])
+    assert len(stubborn) == 5 and stubborn.bucket_count == 2
+
+
 def test_a_sampled_rule_ranks_as_its_rule_and_counts_hits_of_the_sample() -> None:
     sample = Sample(64, 8)
     rule = SampledRule(LruRule(), sample, [RankedCache(2, LruRule()), RankedCache(99, LruRule())])

@@ -21,8 +21,8 @@ cdef class EvictionQueue:
     cdef Bucket *bucket(self, double number) except NULL
     cdef Py_ssize_t open_gap(self, Py_ssize_t at) except -1
     cdef void unlink(self, Ranked item) noexcept
-    cdef Ranked end_of(self, Bucket *bucket)
-    cpdef add(self, Ranked item)
-    cpdef discard(self, Ranked item)
-    cpdef moved(self, Ranked item)
-    cpdef Ranked first(self)
+    # Not to be overridden, as links depend on them; the methods of like name do only this.
+    cdef int put(self, Ranked item) except -1
+    cdef int remove(self, Ranked item) except -1
+    cdef int reorder(self, Ranked item) except -1
+    cdef Ranked lowest_one(self)

@@ -18,8 +18,8 @@ cdef class EvictionQueue:
     Parameters
     ----------
     resolution : float
-        Buckets per unit of rank. In a bucket the last to come is the first to go: blocks of a
-        prompt come leading ones first. At 0 there is one bucket, and the first to come goes.
+        Buckets per unit of rank. In a bucket the last to come is the first to go: entries of a
+        sequence come leading ones first. At 0 there is one bucket, and the first to come goes.
 
     Raises
     ------
@@ -68,65 +68,21 @@ cdef class EvictionQueue:
         """Return how many buckets there are."""
         return self.tail - self.head
 
-    cpdef add(self, Ranked item):
+    def add(self, Ranked item not None):
         """Let an entry stand here, by its rank now; wherever it stood before it stands no more."""
-        if item is None:
-            raise TypeError("None cannot stand in a queue")
-        if item.queue is self:
-            self.moved(item)
-            return
-        cdef EvictionQueue other  # Held: the entry may own the last reference to it.
-        cdef Bucket *bucket
-        cdef double key = self.key_of(item)
-        self.owned.append(item)
-        try:
-            bucket = self.bucket(key)
-        except MemoryError:
-            self.owned.pop()
-            raise
-        other = item.queue
-        if other is not None:
-            other.discard(item)
-        item.place = len(self.owned) - 1
-        item.key = key
-        link(bucket, item)
-        item.queue = self
+        self.put(item)
 
-    cpdef discard(self, Ranked item):
+    def discard(self, Ranked item not None):
         """Take an entry off; nothing where it does not stand here."""
-        cdef Ranked last
-        if item is None or item.queue is not self:
-            return
-        self.unlink(item)
-        last = self.owned[len(self.owned) - 1]
-        self.owned[item.place] = last
-        last.place = item.place
-        item.queue = None
-        self.owned.pop()
+        self.remove(item)
 
-    cpdef moved(self, Ranked item):
+    def moved(self, Ranked item not None):
         """Note that an entry's rank changed; nothing where it does not stand here."""
-        cdef double key
-        cdef Bucket *bucket
-        if item is None or item.queue is not self:
-            return
-        key = self.key_of(item)
-        if key != item.key and self.resolution:
-            bucket = self.bucket(key)
-            self.unlink(item)
-        elif key != item.key or (self.resolution and item.after != NULL):
-            bucket = <Bucket *>item.bucket
-            detach(bucket, item)
-        else:
-            return
-        item.key = key
-        link(bucket, item)
+        self.reorder(item)
 
-    cpdef Ranked first(self):
+    def first(self):
         """Return the entry to go first, which stays; None when there is none."""
-        if self.head == self.tail:
-            return None
-        return self.end_of(self.buckets[self.head])
+        return self.lowest_one()
 
     def first_many(self, Py_ssize_t count):
         """Return up to `count` entries of the lowest bucket, which stay; those to go first."""
@@ -146,7 +102,63 @@ cdef class EvictionQueue:
 
     # -- inside --------------------------------------------------------------------------------
 
-    cdef Ranked end_of(self, Bucket *bucket):
+    cdef int put(self, Ranked item) except -1:
+        cdef EvictionQueue other  # Held: the entry may own the last reference to it.
+        cdef Bucket *bucket
+        cdef double key
+        if item.queue is self:
+            return self.reorder(item)
+        key = self.key_of(item)
+        self.owned.append(item)
+        try:
+            bucket = self.bucket(key)
+        except MemoryError:
+            self.owned.pop()
+            raise
+        other = item.queue
+        if other is not None:
+            other.remove(item)
+        item.place = len(self.owned) - 1
+        item.key = key
+        link(bucket, item)
+        item.queue = self
+        return 0
+
+    cdef int remove(self, Ranked item) except -1:
+        cdef Ranked last
+        if item.queue is not self:
+            return 0
+        self.unlink(item)
+        last = self.owned[len(self.owned) - 1]
+        self.owned[item.place] = last
+        last.place = item.place
+        item.queue = None
+        self.owned.pop()
+        return 0
+
+    cdef int reorder(self, Ranked item) except -1:
+        cdef double key
+        cdef Bucket *bucket
+        if item.queue is not self:
+            return 0
+        key = self.key_of(item)
+        if key != item.key and self.resolution:
+            bucket = self.bucket(key)
+            self.unlink(item)
+        elif key != item.key or (self.resolution and item.after != NULL):
+            bucket = <Bucket *>item.bucket
+            detach(bucket, item)
+        else:
+            return 0
+        item.key = key
+        link(bucket, item)
+        return 0
+
+    cdef Ranked lowest_one(self):
+        cdef Bucket *bucket
+        if self.head == self.tail:
+            return None
+        bucket = self.buckets[self.head]
         return <Ranked>(bucket.newest if self.resolution else bucket.oldest)
 
     cdef double key_of(self, Ranked item) except? -1:
@@ -191,7 +203,7 @@ cdef class EvictionQueue:
     cdef Py_ssize_t open_gap(self, Py_ssize_t at) except -1:
         """Make room for a bucket where one would lie; return where that is now."""
         cdef Bucket **larger
-        if self.head and at - self.head <= self.tail - at or self.tail == self.room and self.head:
+        if self.head and (at - self.head <= self.tail - at or self.tail == self.room):
             memmove(&self.buckets[self.head - 1], &self.buckets[self.head],
                     (at - self.head) * sizeof(Bucket *))
             self.head -= 1

@@ -11,7 +11,8 @@ cdef class Ranked:
     identity : int
         A hash of its key, the same whenever it comes back; signed, 64 bits, as of `hash`.
     position : int
-        How many blocks of its prompt lie before it, as far as known.
+        How many entries of its sequence lie before it, as far as known: without one of them it
+        is of no use.
     fill : float
         Share of its slot that it fills, 0 to 1.
 

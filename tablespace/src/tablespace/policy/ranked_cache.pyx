@@ -42,7 +42,7 @@ cdef class RankedCache:
         return self.look_up(lower_bits(identity), position)
 
     def play(self, identities):
-        """Refer to the keys of one prompt, leading one first.
+        """Refer to the keys of one sequence, leading one first.
 
         Returns
         -------
@@ -64,19 +64,21 @@ cdef class RankedCache:
         if found != NULL:
             entry = <Ranked>found
             self.rule.used(entry)
-            self.queue.moved(entry)
+            self.queue.reorder(entry)
             return True
         if len(self.entries) >= self.capacity:
-            entry = self.queue.first()
-            self.queue.discard(entry)
+            entry = self.queue.lowest_one()
+            if entry is None:
+                raise RuntimeError("the rule took entries out of the queue of the cache")
+            self.queue.remove(entry)
             del self.entries[entry.identity]
             self.rule.left(entry)
         entry = Ranked.__new__(Ranked)
         entry.identity = identity
         entry.position = position
         self.rule.stored(entry)
+        self.queue.put(entry)
         self.entries[key] = entry
-        self.queue.add(entry)
         return False
 
 

@@ -56,7 +56,7 @@ cdef int touch(Rule rule, Ranked item) except -1:
     rule.used(item)
     if item.queue is not None:
         queue = item.queue
-        queue.moved(item)
+        queue.reorder(item)
     return 0
 
 

@@ -16,7 +16,7 @@ cdef class SampledRule(Rule):
     sample : Sample
         Which keys are played.
     caches : sequence of RankedCache
-        Each sees them all, without positions: a sample of keys holds no whole prompts.
+        Each sees them all, without positions: a sample of keys holds no whole sequences.
 
     Attributes
     ----------

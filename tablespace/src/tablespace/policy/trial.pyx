@@ -46,7 +46,7 @@ cdef class Trial:
     cdef int look(self, Ranked item) except -1:
         cdef int gain
         if self.sample.has(item.identity):
-            # Sampled keys are no prompts any more: without positions.
+            # Sampled keys are no sequences any more: without positions.
             gain = self.with_credit.look_up(item.identity, 0)
             gain -= self.without.look_up(item.identity, 0)
             if gain:

@@ -134,8 +134,8 @@ cdef class ValueRule(Rule):
             self.half_life = max(self.shortest, self.half_life / LEARNING_FACTOR)
 
     cdef void place(self, Ranked item) noexcept:
-        # Blocks of a prompt come leading ones first, one reference each: twice that turns the
-        # order round also between buckets. A block is worth nothing once one before it is gone.
+        # A sequence comes leading entries first, one reference each: twice that turns the order
+        # round also between buckets. An entry is worth nothing once one before it is gone.
         cdef double loss = min(MAX_PREFIX_LOSS, 2.0 * item.position / self.half_life)
         cdef double reuses = item.reuses
         if item.fill < 1.0:
