@@ -82,6 +82,7 @@ class WriteLane:
         self._pump_due = False
         self._touched: dict[bytes, None] = {}
         self._touch_timer: asyncio.TimerHandle | None = None
+        self._touching = False
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -166,16 +167,15 @@ class WriteLane:
         self._touched.pop(key, None)
         if len(self._touched) < MAX_TOUCHES:
             self._touched[key] = None
-        if self._touch_timer is None:
-            self._touch_timer = asyncio.get_running_loop().call_later(
-                TOUCH_INTERVAL_S, self._send_touches
-            )
+        self._touch_soon()
 
     def _send_touches(self) -> None:
         self._touch_timer = None
-        if not self._touched:
+        if not self._touched or self._touching:
+            # The writer is behind: what is used meanwhile goes in one piece, not in line.
             return
         touched, self._touched = list(self._touched), {}
+        self._touching = True
         self._run(self._touch(touched))
 
     async def _touch(self, keys: list[bytes]) -> None:
@@ -183,6 +183,16 @@ class WriteLane:
             await self.tier.on_writer(self.tier.touch, keys)
         except Exception as error:
             logger.debug("recency was not refreshed: %s", error)
+        finally:
+            self._touching = False
+            if self._touched:
+                self._touch_soon()
+
+    def _touch_soon(self) -> None:
+        if self._touch_timer is None:
+            self._touch_timer = asyncio.get_running_loop().call_later(
+                TOUCH_INTERVAL_S, self._send_touches
+            )
 
     # -- writing -------------------------------------------------------------------------------
 
