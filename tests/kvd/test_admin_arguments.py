@@ -25,6 +25,8 @@ def parsed(*argv):
         (["--models--M--x", "--yes"], ([], ["--models--M--x"], True)),
         (["--yes", "--", "--yes"], ([], ["--yes"], True)),
         (["-", "--yesno", "--yes=1x"][:2], ([], ["-", "--yesno"], False)),
+        (["--namespace=--", "--namespace", "--", "--yes"], (["--", "--"], [], True)),
+        (["--yes", "--", "--"], ([], ["--"], True)),
         (["--namespace==x"], (["=x"], [], False)),
         (["--namesp=x"], ([], ["--namesp=x"], False)),
         (["a=b"], ([], ["a=b"], False)),
