@@ -88,6 +88,10 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
             setattr(found, option, ["--" if each == DASHES else each for each in given])
         elif given == DASHES:
             setattr(found, option, "--")
+    for text in argv:
+        # What is sent and shown is UTF-8: bytes that are not name nothing here.
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            parser.error(f"{text!r} is not UTF-8")
     return found, names
 
 
