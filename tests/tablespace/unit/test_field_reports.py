@@ -257,7 +257,7 @@ def test_nothing_is_registered_with_a_ring(tmp_path: Path, support: Path) -> Non
     """Registering more than a few buffers failed under the limit on locked memory, and reads into
     registered ones failed besides."""
     script = f"import sys\nsys.path.insert(0, {str(support)!r})\n"
-    script += "import deny_io_uring\ndeny_io_uring.deny(1, 427)\n"
+    script += "import deny_call\ndeny_call.deny('io_uring_register', 1)\n"
     done, lines = run(script + NO_LOCKED_MEMORY, tmp_path / "region")
     assert done.returncode == 0, done.stderr
     assert lines[0] == "uring"

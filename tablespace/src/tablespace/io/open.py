@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 from tablespace._core.aligned_buffer import AlignedBuffer
-from tablespace.io import uring_device
+from tablespace.io import posix_device, uring_device
 from tablespace.io.classify import TREATMENTS, Classification, classify
 from tablespace.io.device import Device, IoQueue
 from tablespace.io.directory import Directory
@@ -134,9 +134,19 @@ def choose_io(
     if storage is not None:
         choice.reasons += storage.warnings
         choice.warnings += storage.warnings
+    _note_statx(choice)
     return choice
 
 
+<<<<<<< HEAD
+def _note_statx(choice: IoChoice) -> None:
+    code = posix_device.statx_refusal()
+    if code:
+        name = errno.errorcode.get(code, str(code))
+        reason = f"link counts by fstat, so that syncs write inodes more often: statx gave {name}"
+        choice.reasons.append(reason)
+        choice.warnings.append(reason)
+=======
 def open_queue(directory: Directory, choice: IoChoice, depth: int) -> IoQueue:
     """Make the writer's queue; where its ring is refused after all, one of threads.
 
@@ -163,6 +173,7 @@ def open_queue(directory: Directory, choice: IoChoice, depth: int) -> IoQueue:
     choice.reasons.append(f"engine posix (pread/pwrite threads): a further io_uring: {problem}")
     choice.warnings.append(f"io_uring not usable, using pread/pwrite threads: {problem}")
     return queue
+>>>>>>> casest
 
 
 def _choose_engine(choice: IoChoice, io_engine: str) -> None:
