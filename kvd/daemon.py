@@ -24,6 +24,7 @@ from kvd.errors import ConfigError
 from kvd.listening import ListeningSocket
 from kvd.long_opening import lines, make_admission, make_paths, open_paths
 from kvd.long_paths import LongPaths
+from kvd.long_tier import LongTier
 from kvd.memory_tier import MemoryTier
 from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
@@ -194,7 +195,13 @@ async def _serve(
         )
     server = Server(arena, cache, notes, config.access, max_connections)
     if paths is not None:
-        paths.on_back = lambda tier: server.run(quota_requests.keep(cache, tier))
+
+        def keep_beside(tier: LongTier) -> None:
+            # What lay beside its region may have gone with it.
+            cache.namespaces.put_back(tier.directory)
+            server.run(quota_requests.keep(cache, tier))
+
+        paths.on_back = keep_beside
 
     first_slots: asyncio.Future[None] = loop.create_future()
 

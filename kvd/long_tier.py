@@ -17,6 +17,7 @@ from tablespace.shared import checksum_many
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.long_values import (
     Outcome,
+    PartlyWrittenError,
     ReadValue,
     WriteItem,
     read_into,
@@ -63,6 +64,10 @@ class LongTier(PathRegion):
     ----------
     failure : str or None
         Why the region takes no writes until it is opened again.
+    refusal : str or None
+        Why the last group of blocks was not written; None after one that was.
+    names_problem : str or None
+        Why the names of its namespaces are not beside it.
     hidden : HiddenKeys
         Deleted while the region could not be written: not served, and deleted when it is back.
 
@@ -82,6 +87,13 @@ class LongTier(PathRegion):
 
         The checksum given at COMMIT is compared with the bytes before, and with what the store
         recorded after: a client that scribbles in between is found out.
+
+        Raises
+        ------
+        PartlyWrittenError
+            The disk took some blocks and refused others.
+        TablespaceError, OSError
+            It took none.
         """
         store = self.store
         self.free_space.check()
@@ -122,9 +134,10 @@ class LongTier(PathRegion):
                 else:
                     outcomes[position] = Outcome.DROPPED
         self.eviction.expect(items[position] for position, _ in group)
-        written = self.ledger.put(
+        written, problem = self.ledger.put(
             store,
             [(items[position].key, view, items[position].metadata) for position, view in group],
+            [present[position] for position, _ in group],
         )
         stored = store.stat_many([items[position].key for position, _ in group])
         for (position, _), kept, entry in zip(group, written, stored, strict=True):
@@ -140,6 +153,8 @@ class LongTier(PathRegion):
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         self.make_room()
+        if problem is not None:
+            raise PartlyWrittenError(outcomes, problem)
         return outcomes
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
@@ -239,14 +254,14 @@ class LongTier(PathRegion):
         over = [key for key, limit in limits if limit <= now]
         rest = [(key, limit) for key, limit in limits if limit > now]
         values = store.get_many([key for key, _ in rest])
-        self.ledger.put(
-            store,
-            [
-                (key, value, to_metadata(limit))
-                for (key, limit), value in zip(rest, values, strict=True)
-                if value is not None
-            ],
-        )
+        again = [
+            (key, value, to_metadata(limit))
+            for (key, limit), value in zip(rest, values, strict=True)
+            if value is not None
+        ]
+        _, problem = self.ledger.put(store, again, store.stat_many([key for key, _, _ in again]))
+        if problem is not None:
+            raise problem
         if over:
             store.delete_many(over)
 

@@ -41,6 +41,11 @@ class NamespaceHandle:
             raise ValueError(
                 f"a namespace's name has 1 to {protocol.MAX_NAMESPACE_CHARS} characters"
             )
+        if not name.isascii():
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"a namespace's name is text, not {name!r}: {error}") from error
         self._client = client
         self.name = name
         # What the last lookup used; the reader itself knows when it is of no use any more.
