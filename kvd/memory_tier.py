@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tablespace.policy import EvictionQueue, Rule
+
 from kvd.arena import Arena
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
-from kvd.policy.queue import EvictionQueue
-from kvd.policy.ranked import Rule
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
 
 MIN_STALE_LOOKS = 1024
@@ -206,9 +206,7 @@ class MemoryTier:
 
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
-        self.rule.used(block)
-        if block.place is not None:
-            block.place.moved(block)
+        self.rule.touch(block)
 
     def block_at(self, slot: int) -> Block | None:
         """Return the block in a slot, or None."""
@@ -285,17 +283,13 @@ class MemoryTier:
             place = self._short_clean if clean else self._short_dirty
         else:
             place = self._ephemeral
-        if block.place is place:
-            return
-        self.protect(block)
-        block.place = place
-        place.add(block)
+        if block.queue is not place:
+            place.add(block)
 
     def protect(self, block: Block) -> None:
         """Take a block off its eviction list: it is queued for the long tier."""
-        if block.place is not None:
-            block.place.discard(block)
-            block.place = None
+        if block.queue is not None:
+            block.queue.discard(block)
 
     def _hand_over(self, block: Block) -> None:
         if len(self._handed_over) >= max(1, self.arena.slot_count // HANDOVER_SHARE):
@@ -347,9 +341,8 @@ class MemoryTier:
         self._by_slot[block.slot] = None
         self.entries -= 1
         self.value_bytes -= block.length
-        if block.place is not None:
-            block.place.discard(block)
-            block.place = None
+        if block.queue is not None:
+            block.queue.discard(block)
         if self.on_removed is not None:
             self.on_removed(block)
 

@@ -15,7 +15,7 @@ from kvd.census import Census
 from kvd.namespaces import PREFIX_BYTES
 from kvd.quotas import Quotas
 from kvd.region_purge import Freed, Selection
-from tablespace import ClosedError, EvictionPolicy, FailedError, Store, TablespaceError
+from tablespace import BatchEvictionPolicy, ClosedError, FailedError, Store, TablespaceError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -50,7 +50,7 @@ class RegionLedger:
 
     # -- what the path tells -------------------------------------------------------------------
 
-    def policy(self, chooser: EvictionPolicy | None = None) -> Census:
+    def policy(self, chooser: BatchEvictionPolicy | None = None) -> Census:
         """Return the eviction policy for a region about to be opened: it counts for `chooser`."""
         self.census.begin(chooser)
         return self.census

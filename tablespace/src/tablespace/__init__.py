@@ -32,7 +32,7 @@ from tablespace.errors import (
     TablespaceError,
     ValueTooLargeError,
 )
-from tablespace.eviction import EvictionPolicy
+from tablespace.eviction import BatchEvictionPolicy, EvictionPolicy
 from tablespace.follower import Follower
 from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
@@ -46,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlignedBuffer",
+    "BatchEvictionPolicy",
     "BusyError",
     "Classification",
     "ClosedError",
