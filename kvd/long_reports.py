@@ -85,6 +85,7 @@ def _path(lane: WriteLane, store: StoreStats | None, timeout_s: float) -> PathSt
         queue_bytes=lane.queue_bytes,
         choices=store.choices if store is not None else [],
         slots=_slots(store),
+        deletions_owed=len(tier.hidden),
     )
 
 

@@ -211,6 +211,8 @@ class PathStats(msgspec.Struct, frozen=True):
         reads do not end); "followed".
     problem : str or None
         Why it is not up; `retry_in_s` when it is opened again.
+    deletions_owed : int
+        Keys and namespaces that were deleted while it took no writes: hidden until it does.
     """
 
     path: str
@@ -236,6 +238,7 @@ class PathStats(msgspec.Struct, frozen=True):
     lag_records: int | None = None
     choices: list[str] = []
     slots: SlotCounts = SlotCounts()
+    deletions_owed: int = 0
 
 
 class LongStats(msgspec.Struct, frozen=True):

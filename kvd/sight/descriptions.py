@@ -34,6 +34,7 @@ DESCRIPTIONS = {
     "rejected": "Blocks not written because of a quota or because nothing might be evicted.",
     "written_never_read_bytes": "Bytes in the region that were written and never read.",
     "slots_leased": "Slots under a lease of a client.",
+    "deletions_owed": "Keys and namespaces deleted while a path was away; they are hidden.",
     "capacity": "Slots of a region.",
     "free": "Slots of a region that hold nothing.",
     "live": "Slots of a region that hold a value.",
