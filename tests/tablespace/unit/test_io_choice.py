@@ -49,12 +49,24 @@ def run(tmp_path: Path, *before: str, **environment: str) -> tuple[list, dict, l
 def test_without_io_uring_threads_are_used_and_said_once(
     tmp_path: Path, support: Path, code: int
 ) -> None:
-    found, writer, log = run(tmp_path, str(support / "deny_io_uring.py"), str(code))
+    found, writer, log = run(tmp_path, str(support / "deny_call.py"), "io_uring_setup", str(code))
     assert found[1] == writer["io_engine"] == "posix"
     assert any("seccomp" in reason for reason in writer["choices"])
     warned = [line for line in log if "io_uring" in line]
     assert len(warned) == 1
     assert f"errno {code}" in warned[0]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
+def test_without_statx_syncs_go_on_and_it_is_said_once(
+    tmp_path: Path, support: Path, code: int
+) -> None:
+    """A sandbox that knows no statx made every sync fail, and the store read-only."""
+    _, writer, log = run(tmp_path, str(support / "deny_call.py"), "statx", str(code))
+    assert any("statx" in reason for reason in writer["choices"])
+    assert len([line for line in log if "statx" in line]) == 1
+    _, writer, log = run(tmp_path)
+    assert not any("statx" in text for text in (*writer["choices"], *log))
 
 
 @pytest.mark.usefixtures("need_direct_by_default")

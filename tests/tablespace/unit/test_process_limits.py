@@ -72,11 +72,11 @@ print(tablespace.open(path).get_many([b"k", b"k2"]))
 
 SANDBOXED_LATER = """
 sys.path.insert(0, sys.argv[2])
-from deny_io_uring import deny
+from deny_call import deny
 store = tablespace.open(path, **small)
 print(store.stats().io_engine)
 store.put(b"k", b"v")
-deny(1)
+deny("io_uring_setup", 1)
 print(store.get(b"k"), store.get_many([b"k"]))
 store.put(b"k2", b"v2")
 print([text for text in store.stats().choices if "threads" in text])

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 from tablespace._core.aligned_buffer import AlignedBuffer
-from tablespace.io import uring_device
+from tablespace.io import posix_device, uring_device
 from tablespace.io.classify import TREATMENTS, Classification, classify
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
@@ -121,7 +121,17 @@ def choose_io(
     if storage is not None:
         choice.reasons += storage.warnings
         choice.warnings += storage.warnings
+    _note_statx(choice)
     return choice
+
+
+def _note_statx(choice: IoChoice) -> None:
+    code = posix_device.statx_refusal()
+    if code:
+        name = errno.errorcode.get(code, str(code))
+        reason = f"link counts by fstat, so that syncs write inodes more often: statx gave {name}"
+        choice.reasons.append(reason)
+        choice.warnings.append(reason)
 
 
 def _choose_engine(choice: IoChoice, io_engine: str) -> None:
