@@ -461,10 +461,7 @@ class Connection(asyncio.Protocol):
         return session
 
     def _pass_arena(self, write: bool, lane_fd: int) -> bool:
-        """Send the descriptors with the ARENA frame, on the transport's own socket.
-
-        Return whether the client may have got them.
-        """
+        """Send the descriptors with the ARENA frame; say whether the client may have got them."""
         transport = self._transport
         assert transport is not None
         if transport.get_write_buffer_size():
@@ -488,12 +485,9 @@ class Connection(asyncio.Protocol):
         except OSError as error:
             # A client that left already was interrupted, and knows.
             left = isinstance(error, BrokenPipeError | ConnectionResetError)
-            logger.log(
-                logging.DEBUG if left else logging.WARNING,
-                "the arena could not be passed to process %d: %s",
-                self._peer.pid,
-                error,
-            )
+            level = logging.DEBUG if left else logging.WARNING
+            pid = self._peer.pid
+            logger.log(level, "the arena could not be passed to process %d: %s", pid, error)
             transport.abort()
             return False
         finally:
