@@ -249,6 +249,8 @@ async def _serve(
     listener.close()
     arena.fall_silent()
     server.close_connections()
+    # What clients used last counts for what the regions keep.
+    server.lanes.fold()
     await _drain(cache, paths, config.drain_timeout_s)
     for task in background:
         task.cancel()

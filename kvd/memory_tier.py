@@ -66,10 +66,10 @@ class MemoryTier:
     -----
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
     a client or to a promotion), holding a block, quarantined (its reservation's owner may still
-    write into it), or held (its block left while a client had leased it). A leased block is not
-    evicted. Eviction order: expired, ephemeral, short, long; within a class clean before dirty;
-    then by the rule's rank, lowest first. Dirty ones are passed over while the disk makes
-    progress. Blocks queued for the long tier are in no list: they are safe.
+    write into it), or held (its block left while a client had leased it, or the long tier read
+    it). A leased block is not evicted. Eviction order: expired, ephemeral, short, long; within
+    a class clean before dirty; then by the rule's rank, lowest first. Dirty ones are passed over
+    while the disk makes progress. Blocks queued for the long tier are in no list: they are safe.
     """
 
     def __init__(self, arena: Arena, *, writes_back: bool, rule: Rule | None = None) -> None:
@@ -88,6 +88,7 @@ class MemoryTier:
         self.quarantined_slots = 0
         self._free: list[int] = []
         self._held: set[int] = set()
+        self._landing = 0  # Slots of blocks that left while the long tier read them.
         # Blocks on no eviction list yet, with until when.
         self._handed_over: deque[tuple[float, Block]] = deque()
         self._by_slot: list[Block | None] = [None] * arena.slot_count
@@ -120,8 +121,8 @@ class MemoryTier:
 
     @property
     def held_slots(self) -> int:
-        """Return how many slots wait for the end of a lease on a block that left."""
-        return len(self._held)
+        """Return how many slots wait for a lease, or the write, of a block that left to end."""
+        return len(self._held) + self._landing
 
     @property
     def leased_slots(self) -> int:
@@ -320,13 +321,16 @@ class MemoryTier:
         slots = [block.slot for block in blocks]
         leased = self.arena.index.remove(slots, self.arena.lanes)
         for block, held in zip(blocks, leased, strict=True):
-            if not block.writing:
+            if block.writing:
+                self._landing += 1
+            else:
                 self._let_go(block.slot, held)
 
     def landed(self, block: Block) -> None:
         """Note that a block's write ended: a removed one's slot is free only now."""
         block.writing = False
         if block.gone:
+            self._landing -= 1
             (held,) = self.arena.index.leased([block.slot], self.arena.lanes)
             self._let_go(block.slot, held)
 

@@ -159,8 +159,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryStats(msgspec.Struct, frozen=True):
     """Counters and sizes of the memory tier.
 
-    `slots_leased` are under a client's lease; `slots_held` are those of them whose blocks left
-    meanwhile, which wait for the leases to end.
+    `slots_leased` are under a client's lease; `slots_held` are those whose blocks left while they
+    were leased, or written to the long tier, and which wait for that to end. Of the populated
+    slots each is free, or has an entry, or is reserved, quarantined or held.
     """
 
     hits: int
@@ -185,6 +186,21 @@ class MemoryStats(msgspec.Struct, frozen=True):
     pinned: bool
 
 
+class SlotCounts(msgspec.Struct, frozen=True):
+    """The slots of a region: `free + live + limbo + reserved + quarantined` is `capacity`.
+
+    `limbo` are those whose entry is gone and which a reader still holds, or which wait for a test;
+    `quarantined` failed it.
+    """
+
+    capacity: int = 0
+    free: int = 0
+    live: int = 0
+    limbo: int = 0
+    reserved: int = 0
+    quarantined: int = 0
+
+
 class PathStats(msgspec.Struct, frozen=True):
     """One path of the long tier, or one followed region.
 
@@ -195,6 +211,8 @@ class PathStats(msgspec.Struct, frozen=True):
         reads do not end); "followed".
     problem : str or None
         Why it is not up; `retry_in_s` when it is opened again.
+    deletions_owed : int
+        Keys and namespaces that were deleted while it took no writes: hidden until it does.
     """
 
     path: str
@@ -219,6 +237,8 @@ class PathStats(msgspec.Struct, frozen=True):
     queue_bytes: int = 0
     lag_records: int | None = None
     choices: list[str] = []
+    slots: SlotCounts = SlotCounts()
+    deletions_owed: int = 0
 
 
 class LongStats(msgspec.Struct, frozen=True):

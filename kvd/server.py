@@ -406,6 +406,9 @@ class Connection(asyncio.Protocol):
                 self, request.client[:256], request.engine, peer.pid, pidfd
             )
         self._session = session
+        if resumed is not None and request.keep_lanes is not None:
+            # Also those of connections that were lost before the client had heard of them.
+            server.lanes.release(session, set(session.lanes).difference(request.keep_lanes))
         lane = lane_fd = None
         if request.map:
             try:
@@ -436,11 +439,15 @@ class Connection(asyncio.Protocol):
                 arena=server.arena.info(lane) if lane is not None else None,
             )
         )
-        if lane_fd is not None:
+        if lane is not None and lane_fd is not None:
             try:
-                self._pass_arena(request.write, lane_fd)
+                passed = self._pass_arena(request.write, lane_fd)
             finally:
                 os.close(lane_fd)
+            if not passed:
+                # Nobody can lease anything there: it must not count against the session.
+                self._lane = None
+                server.lanes.release(session, [lane.id])
 
     def _resume(self, session_id: int | None) -> Session | None:
         """Take an earlier session of the same process over, from its connection if need be."""
@@ -453,32 +460,36 @@ class Connection(asyncio.Protocol):
             before.leave_session()  # Its end is still to be read, behind this.
         return session
 
-    def _pass_arena(self, write: bool, lane_fd: int) -> None:
-        """Send the descriptors with the ARENA frame, on the transport's own socket."""
+    def _pass_arena(self, write: bool, lane_fd: int) -> bool:
+        """Send the descriptors with the ARENA frame; say whether the client may have got them."""
         transport = self._transport
         assert transport is not None
         if transport.get_write_buffer_size():
             # Then the frame would overtake HELLO_ACK. A client that reads nothing gets nothing.
             transport.abort()
-            return
+            return False
         arena = self._server.arena
         try:
             data_fd = arena.data_fd if write else arena.readonly_data_fd()
         except OSError as error:
             logger.warning("the arena could not be opened for reading: %s", error)
             self._send(protocol.Arena(fds=[]))
-            return
+            return False
         frame = codec.encode(protocol.Arena(fds=protocol.ARENA_FDS))
         try:
             with transport.get_extra_info("socket").dup() as connected:
                 sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd, lane_fd])
             if sent != len(frame):
                 transport.abort()
+            return True
         except OSError as error:
-            logger.warning(
-                "the arena could not be passed to process %d: %s", self._peer.pid, error
-            )
+            # A client that left already was interrupted, and knows.
+            left = isinstance(error, BrokenPipeError | ConnectionResetError)
+            level = logging.DEBUG if left else logging.WARNING
+            pid = self._peer.pid
+            logger.log(level, "the arena could not be passed to process %d: %s", pid, error)
             transport.abort()
+            return False
         finally:
             if not write:
                 os.close(data_fd)

@@ -262,6 +262,9 @@ class WriteBack:
                 await asyncio.sleep(min(0.01, left_s))
                 continue
             await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        touches = [call for lane in self.lanes for call in lane.send_touches_now()]
+        if touches:
+            await asyncio.wait(touches, timeout=max(0.0, deadline - time.monotonic()))
         await self.limits.drain(deadline - time.monotonic())
         left = self.queue_blocks + self.in_flight_blocks
         self._long.counters.drop("stopped", left)
