@@ -29,6 +29,8 @@ class Block:
 
     Attributes
     ----------
+    slot_bytes, offset : int
+        Of its slot, and where that begins in the data memfd.
     version : int
         The even sequence its slot was published under.
     expires_ns : int
@@ -66,6 +68,7 @@ class Block:
         "key",
         "length",
         "namespace",
+        "offset",
         "place",
         "position",
         "rank",
@@ -73,6 +76,7 @@ class Block:
         "reuses",
         "since_s",
         "slot",
+        "slot_bytes",
         "used_at",
         "version",
         "watched_ns",
@@ -104,6 +108,8 @@ class Block:
         self.rank = 0.0
         self.reuses = 0
         self.used_at = 0
+        self.slot_bytes = 0
+        self.offset = 0
         self.version = 0
         self.watched_ns = 0
         self.durable = False
