@@ -56,6 +56,15 @@ class Announced:
             )
         return chosen.slot_bytes
 
+    def note_too_large_for_disk(self, client: str, block_bytes: int, slot_bytes: int) -> None:
+        """Say that blocks of a size stay in memory."""
+        self._say(
+            block_bytes,
+            f"{client or 'a client'} announces blocks of {format_size(block_bytes)}, the largest "
+            f"slots on disk have {format_size(slot_bytes)}: larger blocks stay in memory only; "
+            "--tablespace-slot-bytes auto adds what is announced",
+        )
+
     def _say(self, block_bytes: int, sentence: str) -> None:
         if self._said.get(block_bytes) == sentence:
             return

@@ -422,6 +422,7 @@ class Cache:
             self.long.tick()
             self.write_back.tick()
         self.memory.reclaim()
+        self.memory.taking.keep_promises()
         if self._promoter is not None:
             self._promoter.reclaim()
 

@@ -13,7 +13,7 @@ def class_use(memory: MemoryTier) -> list[ClassUse]:
             slot_bytes=each.slot_bytes,
             slabs=len(each.slabs),
             slots=each.slot_count,
-            slots_free=each.free_slots,
+            slots_free=each.free_slots + each.promised_slots,
             entries=each.entries,
             used_bytes=each.entries * each.slot_bytes,
             value_bytes=each.value_bytes,

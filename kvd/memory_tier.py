@@ -1,10 +1,12 @@
-"""The memory tier: which block lies in which slot, and which one leaves next."""
+"""The memory tier: which block lies in which slot, and which one leaves next.
+
+Long because every change of a slot's state is in here, where the states are counted.
+"""
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +18,8 @@ from kvd.policy.queue import EvictionQueue
 from kvd.policy.ranked import Rule
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
 from kvd.size_class import SizeClass, Slab
-from kvd.size_classes import SizeClasses
+from kvd.slab_pool import SlabPool
+from kvd.slab_taking import SlabTaking
 
 MIN_STALE_LOOKS = 1024
 # How long a promoted block stays whatever its rank: whoever asked for it is about to copy it.
@@ -24,10 +27,6 @@ HANDOVER_S = 0.2
 HANDOVER_SHARE = 4  # Of the slots at most one in so many; the oldest give way.
 LEASED_LOOK = 64  # Candidates for eviction asked of the lanes at a time, once one was leased.
 NO_SLOT = -1
-# Blocks of a class that are looked at to find its slab that is worth least, and the slabs that
-# are then compared: a millisecond in all.
-COLDEST_LOOK = 64
-SLAB_LOOK = 8
 
 
 @dataclass
@@ -61,8 +60,8 @@ class MemoryTier:
 
     Attributes
     ----------
-    classes : SizeClasses
-        Which sizes slots have.
+    slabs, classes, taking
+        The arena's slabs, the sizes that slots have, and which slabs may change hands.
     may_drop_dirty : callable
         Asked before an unwritten block is evicted. While the disk makes progress the newcomer
         is refused instead: what was accepted is kept, and room comes within milliseconds.
@@ -99,9 +98,9 @@ class MemoryTier:
         self.arena = arena
         self._writes_back = writes_back
         self.rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
-        self.classes = SizeClasses(
-            arena.geometry, (arena.slot_bytes, *sizes), self.rule.resolution
-        )
+        self.slabs = SlabPool(arena, sizes, self.rule.resolution)
+        self.classes = self.slabs.classes
+        self.taking = SlabTaking(self.slabs, self._empty, self._may_drop_dirty)
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
         self.on_stored: Callable[[Block], None] | None = None
@@ -113,13 +112,6 @@ class MemoryTier:
         self.reserved_slots = 0
         self.quarantined_slots = 0
         self.slabs_taken = 0
-        self._look_from = 0
-        self._populated = 0
-        self._slabs = [
-            Slab(number, arena.first_slot(number)) for number in range(arena.geometry.slab_count)
-        ]
-        # Populated ones that hold nothing, the next to be used last.
-        self._spare: list[Slab] = []
         self._held: set[int] = set()
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
@@ -129,47 +121,12 @@ class MemoryTier:
 
     @property
     def free_slots(self) -> int:
-        """Return how many populated slots hold nothing; a slab without a class as the default."""
-        return sum(each.free_slots for each in self.classes) + self._spare_slots()
-
-    @property
-    def populated_slots(self) -> int:
-        """Return how many slots there are by now: each holds a block, is free, or is in use."""
-        return sum(each.slot_count for each in self.classes) + self._spare_slots()
-
-    @property
-    def slots(self) -> int:
-        """Return how many slots there are, with those that have no pages yet."""
-        geometry, slot_bytes = self.arena.geometry, self.arena.slot_bytes
-        to_come = self._slabs[self._populated :]
-        return self.populated_slots + sum(
-            geometry.slots_in(slab.number, slot_bytes) for slab in to_come
-        )
-
-    def _spare_slots(self) -> int:
-        geometry, slot_bytes = self.arena.geometry, self.arena.slot_bytes
-        return sum(geometry.slots_in(slab.number, slot_bytes) for slab in self._spare)
-
-    @property
-    def used_bytes(self) -> int:
-        """Return the bytes of the slots that hold a block."""
-        return sum(each.entries * each.slot_bytes for each in self.classes)
-
-    @property
-    def free_bytes(self) -> int:
-        """Return the bytes of free slots, and of populated slabs that hold nothing."""
-        free = sum(each.free_slots * each.slot_bytes for each in self.classes)
-        return free + sum(self.arena.geometry.bytes_of(slab.number) for slab in self._spare)
-
-    @property
-    def spare_slabs(self) -> int:
-        """Return how many populated slabs hold nothing."""
-        return len(self._spare)
+        """Return how many populated slots hold nothing."""
+        return self.slabs.free_slots
 
     def is_free(self, slot: int) -> bool:
-        """Return whether a slot was the last of its slab to become free: nobody has it."""
-        slab = self._slab_of(slot)
-        return slab.size_class is None or (bool(slab.free) and slab.free[-1] == slot)
+        """Return whether a slot was the last to become free: nobody has it."""
+        return self.slabs.is_free(slot)
 
     @property
     def held_slots(self) -> int:
@@ -184,11 +141,7 @@ class MemoryTier:
 
     def add_slabs(self, first: int, count: int) -> None:
         """Take populated slabs into use; the lowest are used first."""
-        self._spare[:0] = reversed(self._slabs[first : first + count])
-        self._populated = first + count
-
-    def _slab_of(self, slot: int) -> Slab:
-        return self._slabs[self.arena.slab_of(slot)]
+        self.slabs.add(first, count)
 
     def reserve(self, size: int) -> tuple[int, int] | None:
         """Return (slot, reservation) of a slot that holds so many bytes, or None.
@@ -198,7 +151,7 @@ class MemoryTier:
         slot = NO_SLOT
         for size_class in self.classes.holding(size):
             if self._make_room(size_class, 1):
-                slot = self._take_slot(size_class)
+                slot = self.slabs.take(size_class)
                 break
             if size_class.slabs:
                 # One that has none yet, and gets none now, is served by the next larger one.
@@ -221,7 +174,7 @@ class MemoryTier:
         for size_class, positions in by_class.items():
             room = self._make_room(size_class, len(positions))
             for position in positions[:room]:
-                slots[position] = self._take_slot(size_class)
+                slots[position] = self.slabs.take(size_class)
         reserved = [slot for slot in slots if slot != NO_SLOT]
         self.counters.no_room += len(slots) - len(reserved)
         self.reserved_slots += len(reserved)
@@ -234,16 +187,11 @@ class MemoryTier:
         """Return the size of the slot that a value goes into, as far as it is to be foreseen."""
         return next((each.slot_bytes for each in self.classes.holding(size)), size)
 
-    def _take_slot(self, size_class: SizeClass) -> int:
-        if not size_class.free_slots:
-            self._use_spare(size_class)
-        return size_class.take_slot()
-
     def unreserve(self, slot: int) -> None:
         """Take a reserved slot back that nobody writes into any more."""
         self.arena.records.retire(slot)
         self.reserved_slots -= 1
-        self._free(slot)
+        self.slabs.free(slot)
 
     def quarantine(self, slot: int) -> None:
         """Keep a reserved slot out of use: its owner may still write into it."""
@@ -254,7 +202,7 @@ class MemoryTier:
         """Take a quarantined slot into use: its owner is gone or said so."""
         self.arena.records.reserve(slot)
         self.quarantined_slots -= 1
-        self._free(slot)
+        self.slabs.free(slot)
 
     def reclaim(self) -> bool:
         """Take held slots whose leases ended into use; return whether there were any."""
@@ -265,28 +213,8 @@ class MemoryTier:
         ended = [slot for slot, held in zip(slots, leased, strict=True) if not held]
         self._held.difference_update(ended)
         for slot in ended:
-            self._free(slot)
+            self.slabs.free(slot)
         return bool(ended)
-
-    def _free(self, slot: int) -> None:
-        """Take back a slot that holds nothing. A slab that holds nothing is anybody's."""
-        slab = self._slab_of(slot)
-        size_class = slab.size_class
-        assert size_class is not None
-        size_class.give_slot(slab, slot)
-        if len(slab.free) == slab.slot_count:
-            size_class.let_go(slab)
-            self._spare.append(slab)
-
-    def _use_spare(self, size_class: SizeClass) -> None:
-        """Give a class a slab that holds nothing; there must be one."""
-        slab = next(each for each in reversed(self._spare) if self._slots_in(each, size_class))
-        self._spare.remove(slab)
-        size_class.take_in(slab, self.arena.cut(slab.number, size_class.slot_bytes))
-
-    def _slots_in(self, slab: Slab, size_class: SizeClass) -> int:
-        """Return how many slots of a class a slab would have; the last slab may be short."""
-        return self.arena.geometry.slots_in(slab.number, size_class.slot_bytes)
 
     # -- lookup --------------------------------------------------------------------------------
 
@@ -316,9 +244,7 @@ class MemoryTier:
 
     def block_at(self, slot: int) -> Block | None:
         """Return the block in a slot, or None."""
-        slab = self._slab_of(slot)
-        position = slot - slab.first_slot
-        return slab.blocks[position] if position < slab.slot_count else None
+        return self.slabs.block_at(slot)
 
     def blocks_of(self, namespace: Namespace) -> list[Block]:
         """Return every block of a namespace."""
@@ -343,9 +269,8 @@ class MemoryTier:
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
         block.namespace.in_memory = True
-        slab = self._slab_of(block.slot)
-        size_class = slab.size_class
-        assert size_class is not None and block.length <= size_class.slot_bytes
+        slab, size_class = self.slabs.class_of(block.slot)
+        assert block.length <= size_class.slot_bytes
         block.slot_bytes = size_class.slot_bytes
         block.offset = self.arena.offset(block.slot)
         block.version = self.arena.index.publish(
@@ -398,9 +323,7 @@ class MemoryTier:
     def place(self, block: Block) -> None:
         """Put a block on the eviction list it belongs to now. Its rank stays."""
         clean = block.durable or not block.admitted or not self._writes_back
-        slab = self._slab_of(block.slot)
-        size_class = slab.size_class
-        assert size_class is not None
+        slab, size_class = self.slabs.class_of(block.slot)
         place = size_class.queue_for(block, clean)
         if block.place is place:
             return
@@ -414,7 +337,7 @@ class MemoryTier:
         if block.place is not None:
             block.place.discard(block)
             block.place = None
-            self._slab_of(block.slot).evictable -= 1
+            self.slabs.slab_of(block.slot).evictable -= 1
 
     def _hand_over(self, block: Block, size_class: SizeClass) -> None:
         if len(size_class.handed_over) >= max(1, size_class.slot_count // HANDOVER_SHARE):
@@ -464,9 +387,7 @@ class MemoryTier:
         if not table:
             del self._tables[block.namespace.id]
             block.namespace.in_memory = False
-        slab = self._slab_of(block.slot)
-        size_class = slab.size_class
-        assert size_class is not None
+        slab, size_class = self.slabs.class_of(block.slot)
         slab.blocks[block.slot - slab.first_slot] = None
         self.entries -= 1
         self.value_bytes -= block.length
@@ -480,7 +401,7 @@ class MemoryTier:
         if held:
             self._held.add(slot)
         else:
-            self._free(slot)
+            self.slabs.free(slot)
 
     # -- eviction ------------------------------------------------------------------------------
 
@@ -494,7 +415,7 @@ class MemoryTier:
             if not each.short_dirty:
                 continue
             target = max(1, target_slots * self.arena.slot_bytes // each.slot_bytes)
-            reach = self._room(each, target) + len(each.ephemeral) + len(each.short_clean)
+            reach = self.slabs.room(each, target) + len(each.ephemeral) + len(each.short_clean)
             if reach < target:
                 found += each.short_dirty.lowest(target - reach)
         return found
@@ -522,33 +443,31 @@ class MemoryTier:
         for block in blocks:
             block.resolve(None)
 
-    def _room(self, size_class: SizeClass, wanted: int) -> int:
-        """Return how many slots a class may give without an eviction, as far as they matter."""
-        room = size_class.free_slots
-        for slab in self._spare:
-            if room >= wanted:
-                break
-            room += self._slots_in(slab, size_class)
-        return room
-
     def _make_room(self, size_class: SizeClass, wanted: int) -> int:
         """Make up to `wanted` slots of a class free; return how many of them there are."""
-        while (room := self._room(size_class, wanted)) < wanted:
+        while (room := self.slabs.room(size_class, wanted)) < wanted:
             if not self._make_some(size_class, room, wanted):
                 break
         return min(wanted, room)
 
     def _make_some(self, size_class: SizeClass, room: int, wanted: int) -> bool:
         """Make at least one slot more free than there are; False when none can be."""
-        if self._expiry and self.sweep(wanted - room) and self._room(size_class, wanted) > room:
+        if (
+            self._expiry
+            and self.sweep(wanted - room)
+            and self.slabs.room(size_class, wanted) > room
+        ):
             return True
-        if self.reclaim() and self._room(size_class, wanted) > room:
+        if self.reclaim() and self.slabs.room(size_class, wanted) > room:
             return True
         self.before_evict()
         self._end_handovers()
-        if len(self.classes) > 1 and size_class.looks_about() and self._take_slab(size_class):
+        if self.taking.take_colder(size_class):
             return True
-        return self._evict_own(size_class, wanted - room) or self._take_any_slab(size_class)
+        return self._evict_own(size_class, wanted - room) or self.taking.take_any(size_class)
+
+    def _may_drop_dirty(self) -> bool:
+        return self.may_drop_dirty()
 
     def _evict_own(self, size_class: SizeClass, wanted: int) -> bool:
         """Evict up to `wanted` blocks of a class, all of one list; False when none may leave."""
@@ -592,7 +511,7 @@ class MemoryTier:
         for block in blocks:
             self._take_out(block)
             self.rule.left(block)
-            self._free(block.slot)
+            self.slabs.free(block.slot)
 
     def _evict_past_leases(self, candidates: EvictionQueue[Block]) -> list[Block]:
         """Evict the first block that no lane holds; a lease is a use of those that are held."""
@@ -612,84 +531,30 @@ class MemoryTier:
         self._leave(found)
         return found
 
-    # -- slabs of other classes ----------------------------------------------------------------
-
-    def _take_slab(self, size_class: SizeClass) -> bool:
-        """Take a slab of another class that is worth less than what this one would evict."""
-        own = size_class.worth_of_next(COLDEST_LOOK, dirty_too=self.may_drop_dirty())
-        found = self._cold_slabs(size_class)
-        return self._empty_first([each for each in found if each[0] < own])
-
-    def _take_any_slab(self, size_class: SizeClass) -> bool:
-        """Take the slab of another class that is worth least: this one has nothing to evict."""
-        if len(self.classes) == 1:
-            return False
-        found = self._cold_slabs(size_class)
-        if self._empty_first(found):
-            return True
-        # Every slab in turn: the cold blocks may lie where a lease or a write holds the slab.
-        tried = {slab for _, slab in found}
-        count = len(self._slabs)
-        some: list[Slab] = []
-        for step in range(count):
-            slab = self._slabs[(self._look_from + step) % count]
-            owner = slab.size_class
-            if owner is not None and owner is not size_class and slab not in tried:
-                some += [slab] if slab.may_leave and self._slots_in(slab, size_class) else []
-            if len(some) >= SLAB_LOOK:
-                break
-        self._look_from = (self._look_from + step + 1) % count
-        return self._empty_first(self._worth(some))
-
-    def _cold_slabs(self, size_class: SizeClass) -> list[tuple[tuple[float, float], Slab]]:
-        """Return slabs of other classes that may leave, found by their coldest blocks."""
-        dirty_too = self.may_drop_dirty()
-        found: list[tuple[tuple[float, float], Slab]] = []
-        for other in self.classes:
-            if other is size_class or not other.slabs:
-                continue
-            cold = Counter(
-                self._slab_of(block.slot)
-                for _, block in other.coldest(COLDEST_LOOK, dirty_too=dirty_too)
-            )
-            most = [slab for slab, _ in cold.most_common(SLAB_LOOK)]
-            found += self._worth(
-                [slab for slab in most if slab.may_leave and self._slots_in(slab, size_class)]
-            )
-        return found
-
-    def _worth(self, slabs: list[Slab]) -> list[tuple[tuple[float, float], Slab]]:
-        """Return slabs with what they are worth, without those that may not leave now."""
-        dirty_too = self.may_drop_dirty()
-        found: list[tuple[tuple[float, float], Slab]] = []
-        for slab in slabs:
-            assert slab.size_class is not None
-            worth = slab.size_class.worth_of(slab, dirty_too=dirty_too)
-            if worth is not None:
-                found.append((worth, slab))
-        return found
-
-    def _empty_first(self, slabs: list[tuple[tuple[float, float], Slab]]) -> bool:
-        """Empty the first slab, by worth, in which no lane holds anything; False if none is."""
-        slabs.sort(key=lambda each: each[0])
-        return any(self._empty(slab) for _, slab in slabs[:SLAB_LOOK])
-
     def _empty(self, slab: Slab) -> bool:
         """Evict all of a slab, so that it is anybody's; return whether that is so.
 
-        Every sequence is odd before the slab is cut anew, and what is published in it then says
-        where it lies: a reader of before finds that its slot changed.
+        Of one that is promised whatever may leave, of another all or nothing. Every sequence is
+        odd before the slab is cut anew, and what is published in it then says where it lies: a
+        reader of before finds that its slot changed.
         """
         owner = slab.size_class
         assert owner is not None
-        blocks = [block for block in slab.blocks if block is not None]
-        slots = [block.slot for block in blocks]
-        leased = self.arena.index.leased(slots, self.arena.lanes)
-        if any(leased):
-            for block, held in zip(blocks, leased, strict=True):
-                if held:
-                    self.touch(block)
+        dirty_too = self.may_drop_dirty()
+        blocks = [
+            block
+            for block in slab.blocks
+            if block is not None
+            and block.place is not None
+            and (dirty_too or not owner.is_dirty(block.place))
+        ]
+        leased = self.arena.index.leased([block.slot for block in blocks], self.arena.lanes)
+        held = [block for block, is_held in zip(blocks, leased, strict=True) if is_held]
+        for block in held:
+            self.touch(block)  # A lease is a use.
+        if held and slab.promised_to is None:
             return False
+        slots = [block.slot for block, is_held in zip(blocks, leased, strict=True) if not is_held]
         gone = set(self.arena.index.evict(slots, self.arena.lanes, len(slots)))
         left = [block for block in blocks if block.slot in gone]
         dirty = [block for block in left if block.place and owner.is_dirty(block.place)]
@@ -697,5 +562,5 @@ class MemoryTier:
         self._leave(left)
         self._count_evicted(owner, dirty, True)
         self._count_evicted(owner, [block for block in left if id(block) not in lost], False)
-        self.slabs_taken += slab.size_class is None
-        return slab.size_class is None
+        self.slabs_taken += slab.size_class is not owner
+        return slab.size_class is not owner

@@ -109,6 +109,8 @@ class Server:
         paths = self.cache.long
         if paths is not None and paths.wants_slots_for(block_bytes):
             self.run(paths.add_slots_for(block_bytes))
+        elif paths is not None and block_bytes > paths.slot_bytes > 0:
+            self.announced.note_too_large_for_disk(client, block_bytes, paths.slot_bytes)
         return self.announced.note(client, block_bytes)
 
     def max_batch_blocks(self, slot_bytes: int) -> int:

@@ -26,9 +26,20 @@ class Slab:
         What lies in its slots.
     evictable : int
         How many of the blocks stand on an eviction list.
+    promised_to : SizeClass or None
+        Who gets it once it is empty: until then its free slots are given to nobody.
     """
 
-    __slots__ = ("blocks", "evictable", "first_slot", "free", "number", "size_class", "slot_count")
+    __slots__ = (
+        "blocks",
+        "evictable",
+        "first_slot",
+        "free",
+        "number",
+        "promised_to",
+        "size_class",
+        "slot_count",
+    )
 
     def __init__(self, number: int, first_slot: int) -> None:
         self.number = number
@@ -38,11 +49,14 @@ class Slab:
         self.free: list[int] = []
         self.blocks: list[Block | None] = []
         self.evictable = 0
+        self.promised_to: SizeClass | None = None
 
     @property
     def may_leave(self) -> bool:
         """Return whether everything in it is free or may be evicted, leases aside."""
-        return self.slot_count > 0 and self.evictable + len(self.free) == self.slot_count
+        if self.promised_to is not None or not self.slot_count:
+            return False
+        return self.evictable + len(self.free) == self.slot_count
 
 
 class SizeClass:
@@ -59,6 +73,8 @@ class SizeClass:
 
     Attributes
     ----------
+    free_slots, promised_slots : int
+        Free ones that it gives, and those in slabs that are promised to another class.
     order : tuple of EvictionQueue
         Ephemeral, short clean, short dirty, long clean, long dirty: the order of eviction.
     handed_over : deque
@@ -74,6 +90,7 @@ class SizeClass:
         self._roomy: dict[Slab, None] = {}
         self.slot_count = 0
         self.free_slots = 0
+        self.promised_slots = 0
         self.entries = 0
         self.value_bytes = 0
         self.evictions = 0
@@ -120,6 +137,7 @@ class SizeClass:
     def let_go(self, slab: Slab) -> None:
         """Give up a slab in which every slot is free."""
         assert len(slab.free) == slab.slot_count and not slab.evictable
+        self.take_back(slab)
         del self.slabs[slab], self._roomy[slab]
         self.slot_count -= slab.slot_count
         self.free_slots -= slab.slot_count
@@ -138,10 +156,29 @@ class SizeClass:
 
     def give_slot(self, slab: Slab, slot: int) -> None:
         """Take a slot back that holds nothing."""
-        if not slab.free:
-            self._roomy[slab] = None
         slab.free.append(slot)
+        if slab.promised_to is not None:
+            self.promised_slots += 1
+            return
+        self._roomy[slab] = None
         self.free_slots += 1
+
+    def promise(self, slab: Slab, other: SizeClass) -> None:
+        """Give no more slots of a slab, which another class gets once it is empty."""
+        slab.promised_to = other
+        self._roomy.pop(slab, None)
+        self.free_slots -= len(slab.free)
+        self.promised_slots += len(slab.free)
+
+    def take_back(self, slab: Slab) -> None:
+        """Undo a promise, if there is one."""
+        if slab.promised_to is None:
+            return
+        slab.promised_to = None
+        self.promised_slots -= len(slab.free)
+        self.free_slots += len(slab.free)
+        if slab.free:
+            self._roomy[slab] = None
 
     # -- eviction ------------------------------------------------------------------------------
 

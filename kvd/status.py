@@ -105,7 +105,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
             memory.counters.hits,
             memory.counters.misses,
             memory.entries,
-            memory.used_bytes,
+            memory.slabs.used_bytes,
             LatencyRing().summary(),
         )
     }

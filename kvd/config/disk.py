@@ -138,7 +138,7 @@ class Disk:
         "--tablespace-slot-bytes",
         slot_sizes,
         default="64K",
-        help="slot size in memory and on disk; a list is several sizes on disk, 'auto' adds "
+        help="slot size in memory and on disk; a list is several sizes, 'auto' adds on disk, too, "
         "those that clients announce; larger values are not stored",
     )
     container_bytes: int | None = flag(

@@ -39,7 +39,9 @@ class Memory:
     )
     no_pin: bool = switch("--no-pin", help="let the system swap the arena out")
     hugepages: bool = switch(
-        "--hugepages", help="make huge pages of the arena, which takes seconds for each GiB"
+        "--hugepages",
+        help="huge pages for the arena: reserved ones (vm.nr_hugepages), else made of ordinary "
+        "ones, which takes seconds for each GiB",
     )
     numa: tuple[int, ...] | None = flag(
         "--numa",

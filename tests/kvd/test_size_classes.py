@@ -8,7 +8,7 @@ import random
 import pytest
 from tablespace.shared import Lane
 
-from kvd import protocol
+from kvd import protocol, slab_taking
 from kvd.arena import Arena, memfd
 from kvd.arena_layout import DATA_SEALS, lane_bytes, lane_leases
 from kvd.block import Block, Retention
@@ -86,16 +86,19 @@ class Tier:
         """Every slot is in one state, whatever its class, and the sums are those of the parts."""
         memory, geometry = self.memory, self.arena.geometry
         busy = memory.reserved_slots + memory.quarantined_slots + memory.held_slots
-        assert memory.free_slots + memory.entries + busy == memory.populated_slots
+        assert memory.free_slots + memory.entries + busy == memory.slabs.populated_slots
         owned = [slab for each in memory.classes for slab in each.slabs]
         assert len(owned) == len(set(owned))
-        assert len(owned) + memory.spare_slabs == geometry.slab_count
+        assert len(owned) + memory.slabs.spare_slabs == geometry.slab_count
         ranges = []
         for each in memory.classes:
             blocks = [block for slab in each.slabs for block in slab.blocks if block is not None]
             assert each.entries == len(blocks)
             assert each.value_bytes == sum(block.length for block in blocks)
-            assert each.free_slots == sum(len(slab.free) for slab in each.slabs)
+            kept = [slab for slab in each.slabs if slab.promised_to is not None]
+            assert each.promised_slots == sum(len(slab.free) for slab in kept)
+            free = each.free_slots + each.promised_slots
+            assert free == sum(len(slab.free) for slab in each.slabs)
             assert each.slot_count == sum(slab.slot_count for slab in each.slabs)
             for slab in each.slabs:
                 inside = [block for block in slab.blocks if block is not None]
@@ -107,7 +110,7 @@ class Tier:
         ranges.sort()
         assert all(one[1] <= two[0] for one, two in itertools.pairwise(ranges))
         assert not ranges or ranges[-1][1] <= geometry.data_bytes
-        assert memory.used_bytes == sum(end - start for start, end in ranges)
+        assert memory.slabs.used_bytes == sum(end - start for start, end in ranges)
 
     def close(self):
         self.arena.close()
@@ -132,7 +135,7 @@ class TestClasses:
         for size, slot_bytes in ((1, 16), (16 * K, 16), (16 * K + 1, 64), (64 * K + 1, 128)):
             assert tier.store(b"%d" % size, bytes(size)).slot_bytes == slot_bytes * K
         assert tier.memory.reserve(128 * K + 1) is None
-        assert tier.memory.used_bytes == (16 + 16 + 64 + 128) * K
+        assert tier.memory.slabs.used_bytes == (16 + 16 + 64 + 128) * K
         tier.check()
 
     def test_an_announced_size_gets_a_class_in_whole_pages(self, make_tier):
@@ -163,10 +166,10 @@ class TestSlabs:
     def test_an_empty_slab_is_anybodys(self, make_tier):
         tier = make_tier(sizes=(128 * K,))
         blocks = [tier.store(b"%d" % number, bytes(16 * K)) for number in range(64)]
-        assert tier.memory.spare_slabs == 0
+        assert tier.memory.slabs.spare_slabs == 0
         for block in blocks[:8]:
             tier.memory.remove(block)
-        assert tier.memory.spare_slabs == 1
+        assert tier.memory.slabs.spare_slabs == 1
         assert tier.store(b"large", b"x" * (128 * K)).slot_bytes == 128 * K
         assert tier.memory.counters.evictions == 0
         tier.check()
@@ -219,7 +222,8 @@ class TestSlabs:
         tier.memory.place(dirty)
         tier.memory.may_drop_dirty = lambda: False
         assert tier.store(b"large", b"x" * (128 * K)) is None
-        assert not any(block.gone for block in blocks)
+        kept = [by_slab[slab][0] for slab in range(6)] + [in_flight, dirty]
+        assert not any(block.gone for block in kept)
         tier.check()
         assert all(bytes(view) == b"x" * 16 * K for view in views)
         tier.reader.release([places.pop(0)])
@@ -228,12 +232,74 @@ class TestSlabs:
         tier.check()
         tier.reader.release(places)
 
+    def test_a_class_gets_a_slab_though_some_block_is_always_in_flight_in_each(self, make_tier):
+        """Under a load of writes no slab is ever free of blocks on their way to the disk, and a
+        class that came later would never get one."""
+        tier = make_tier(sizes=(128 * K,))
+        memory = tier.memory
+
+        def in_flight(block):
+            block.writing = True
+            memory.protect(block)
+
+        def land(block):
+            memory.landed(block)
+            if not block.gone:
+                memory.place(block)
+
+        blocks = [tier.store(b"%d" % number, bytes(16 * K)) for number in range(64)]
+        for block in blocks[::8]:
+            in_flight(block)
+        flying = blocks[::8]
+        for number in range(200):
+            if tier.store(b"large", b"x" * (128 * K)) is not None:
+                break
+            tier.check()
+            fresh = tier.store(b"new%d" % number, bytes(16 * K))
+            in_flight(fresh)
+            land(flying.pop(0))
+            flying.append(fresh)
+        else:
+            pytest.fail("the larger class never got a slab")
+        assert sum(block.gone for block in blocks) < 64
+        tier.check()
+
+    def test_a_promise_that_nobody_asks_for_ends(self, make_tier, monkeypatch):
+        now = 100.0
+        monkeypatch.setattr(slab_taking.time, "monotonic", lambda: now)
+        tier = make_tier(sizes=(128 * K,))
+        memory = tier.memory
+        blocks = [tier.store(b"%d" % number, bytes(16 * K)) for number in range(64)]
+        for block in blocks[::8]:
+            memory.protect(block)
+        assert tier.store(b"large", b"x" * (128 * K)) is None
+        kept = memory.classes[16 * K].promised_slots
+        assert kept == 7 and memory.free_slots == 7
+        slot, _ = memory.reserve(16 * K)
+        assert memory.classes[16 * K].promised_slots == kept
+        memory.unreserve(slot)
+        now += slab_taking.PROMISE_S + 1
+        memory.taking.keep_promises()
+        assert memory.classes[16 * K].promised_slots == 0
+        tier.check()
+        # Nor does a class keep one that it got and did not use.
+        assert tier.store(b"large", b"x" * (128 * K)) is None
+        for block in blocks:
+            if not block.gone and block.place is None:
+                memory.place(block)
+        memory.taking.keep_promises()
+        assert len(memory.classes[128 * K].slabs) == 1 and memory.slabs.spare_slabs == 0
+        now += slab_taking.PROMISE_S + 1
+        memory.taking.keep_promises()
+        assert memory.slabs.spare_slabs == 1
+        tier.check()
+
     def test_while_it_gets_no_slab_a_class_is_served_by_the_next_larger(self, make_tier):
         tier = make_tier(sizes=(20 * K, 32 * K))
         for number in range(8):
             tier.store(b"%d" % number, b"x" * 32 * K)
         kept = [tier.memory.reserve(16 * K) for _ in range(6 * 8)]
-        assert None not in kept and tier.memory.spare_slabs == 0
+        assert None not in kept and tier.memory.slabs.spare_slabs == 0
         tier.memory.protect(tier.memory.find(tier.space, b"0"))
         tier.memory.protect(tier.memory.find(tier.space, b"7"))
         found = tier.store(b"k", bytes(20 * K))
@@ -328,7 +394,7 @@ class TestReadersMeetANewCut:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_sizes_and_leases_lose_no_byte_and_no_slot(make_tier, seed):
+def test_random_sizes_and_leases_lose_no_byte_and_no_slot(make_tier, monkeypatch, seed):
     source = random.Random(seed)
     tier = make_tier(2 * M, sizes=(24 * K, 64 * K, 256 * K))
     memory = tier.memory
@@ -378,6 +444,7 @@ def test_random_sizes_and_leases_lose_no_byte_and_no_slot(make_tier, seed):
                 assert tier.reader.get_bytes(1, key) == values[key]
         if number % 10 == 0:
             memory.reclaim()
+            memory.taking.keep_promises()
             tier.check()
     for places, view, before in leases:
         assert bytes(view) == before
@@ -387,6 +454,9 @@ def test_random_sizes_and_leases_lose_no_byte_and_no_slot(make_tier, seed):
     assert memory.slabs_taken > 0
     memory.remove_many(memory.blocks_of(tier.space))
     memory.reclaim()
+    later = slab_taking.time.monotonic() + slab_taking.PROMISE_S
+    monkeypatch.setattr(slab_taking.time, "monotonic", lambda: later)
+    memory.taking.keep_promises()
     tier.check()
-    assert memory.free_bytes == tier.arena.data_bytes and memory.used_bytes == 0
-    assert memory.spare_slabs == tier.arena.geometry.slab_count
+    assert memory.slabs.free_bytes == tier.arena.data_bytes and memory.slabs.used_bytes == 0
+    assert memory.slabs.spare_slabs == tier.arena.geometry.slab_count
