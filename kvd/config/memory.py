@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvd.config.flag import flag, size, switch
 from kvd.config.values import Values
 from kvd.errors import ConfigError
-from kvd.machine_memory import free_bytes
+from kvd.machine_memory import free_bytes, reserved_huge_bytes
 from kvd.pages import MAX_NODES
 from tablespace import format_size
 
@@ -56,6 +56,8 @@ def settle(values: Values) -> list[str]:
     """Bound the arena by what the machine and every cgroup have free."""
     slot_bytes = values["slots"].largest
     free, bound = free_bytes()
+    if values["hugepages"] and (reserved := reserved_huge_bytes()) > free:
+        free, bound = reserved, "the reserve of huge pages"
     asked = values["max_bytes"]
     if asked is not None:
         if asked < slot_bytes:
