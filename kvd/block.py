@@ -6,9 +6,10 @@ import time
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from tablespace.policy import Ranked
+
 if TYPE_CHECKING:
     from kvd.namespaces import Namespace
-    from kvd.policy.queue import EvictionQueue
     from kvd.session import Session
 
 
@@ -24,7 +25,7 @@ class Retention(IntEnum):
 RETENTION_BY_NAME = {kind.name.lower(): kind for kind in Retention}
 
 
-class Block:
+class Block(Ranked):
     """One value in one slot.
 
     Attributes
@@ -41,8 +42,8 @@ class Block:
         False while it is not to be written: admission keeps it off the long tier, or its path
         is away. Nothing is owed for it then.
     identity, position, fill, rank, reuses, used_at
-        See `kvd.policy.ranked.Ranked`.
-    place : EvictionQueue or None
+        See `tablespace.policy.Ranked`.
+    queue : EvictionQueue or None
         The eviction list it stands in; None while it may not be evicted (queued for or in
         flight to the long tier).
     writing : bool
@@ -62,22 +63,15 @@ class Block:
         "checksum",
         "durable",
         "expires_ns",
-        "fill",
         "gone",
-        "identity",
         "key",
         "length",
         "namespace",
         "offset",
-        "place",
-        "position",
-        "rank",
         "retention",
-        "reuses",
         "since_s",
         "slot",
         "slot_bytes",
-        "used_at",
         "version",
         "watched_ns",
         "watchers",
@@ -95,6 +89,7 @@ class Block:
         expires_ns: int,
         position: int = 0,
     ) -> None:
+        super().__init__(hash((namespace.id, key)), position)
         self.namespace = namespace
         self.key = key
         self.slot = slot
@@ -102,19 +97,12 @@ class Block:
         self.checksum = checksum
         self.retention = retention
         self.expires_ns = expires_ns
-        self.position = position
-        self.identity = hash((namespace.id, key))
-        self.fill = 1.0
-        self.rank = 0.0
-        self.reuses = 0
-        self.used_at = 0
         self.slot_bytes = 0
         self.offset = 0
         self.version = 0
         self.watched_ns = 0
         self.durable = False
         self.admitted = True
-        self.place: EvictionQueue[Block] | None = None
         self.writing = False
         self.gone = False
         self.watchers: list[tuple[Session, int]] = []

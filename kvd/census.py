@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvd.namespaces import PREFIX_BYTES
-from tablespace import EvictionPolicy, Store
+from tablespace import BatchEvictionPolicy, Store
 
 # One int an entry: slot size in pages, length, and whether it was written here and not read since.
 PAGE_SHIFT = 12
@@ -35,16 +35,16 @@ class Census:
 
     Parameters
     ----------
-    policy : EvictionPolicy, optional
+    policy : BatchEvictionPolicy, optional
         Who chooses; least recently used without one.
 
     Notes
     -----
-    The store calls `inserted`, `used`, `removed` and `victims` one at a time; all else may be
-    called from any thread. About 250 bytes of memory an entry.
+    The store calls `inserted_many`, `used_many`, `removed_many` and `victims` one at a time; all
+    else may be called from any thread. About 250 bytes of memory an entry.
     """
 
-    def __init__(self, policy: EvictionPolicy | None = None) -> None:
+    def __init__(self, policy: BatchEvictionPolicy | None = None) -> None:
         self._policy = policy
         self._lock = threading.Lock()
         self._slot_sizes: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class Census:
         self.read_once_bytes = 0
         self.read_once_blocks = 0
 
-    def begin(self, policy: EvictionPolicy | None = None) -> None:
+    def begin(self, policy: BatchEvictionPolicy | None = None) -> None:
         """Forget the entries, for a region about to be opened (anew); sums go on."""
         with self._lock:
             self._policy = policy
@@ -71,31 +71,46 @@ class Census:
 
     def inserted(self, key: bytes, slot_bytes: int) -> None:
         """Count an entry."""
-        with self._lock:
-            if key in self._entries:
-                self._remove(key)
-            length = self._expected.pop(key, -1)
-            unread = length >= 0 or key in self._unread_before
-            self._add(key, slot_bytes, max(0, length), unread)
-        if self._policy is not None:
-            self._policy.inserted(key, slot_bytes)
+        self.inserted_many([key], [slot_bytes])
 
     def used(self, key: bytes) -> None:
         """Pass the use on."""
-        if self._policy is not None:
-            self._policy.used(key)
-            return
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
+        self.used_many([key])
 
     def removed(self, key: bytes) -> None:
         """Count an entry out."""
+        self.removed_many([key])
+
+    def inserted_many(self, keys: Sequence[bytes], slot_sizes: Sequence[int]) -> None:
+        """Count entries."""
         with self._lock:
-            if key in self._entries:
-                self._remove(key)
+            for key, slot_bytes in zip(keys, slot_sizes, strict=True):
+                if key in self._entries:
+                    self._remove(key)
+                length = self._expected.pop(key, -1)
+                unread = length >= 0 or key in self._unread_before
+                self._add(key, slot_bytes, max(0, length), unread)
         if self._policy is not None:
-            self._policy.removed(key)
+            self._policy.inserted_many(keys, slot_sizes)
+
+    def used_many(self, keys: Sequence[bytes]) -> None:
+        """Pass the uses on."""
+        if self._policy is not None:
+            self._policy.used_many(keys)
+            return
+        with self._lock:
+            for key in keys:
+                if key in self._entries:
+                    self._entries.move_to_end(key)
+
+    def removed_many(self, keys: Sequence[bytes]) -> None:
+        """Count entries out."""
+        with self._lock:
+            for key in keys:
+                if key in self._entries:
+                    self._remove(key)
+        if self._policy is not None:
+            self._policy.removed_many(keys)
 
     def victims(self, slot_bytes: int, wanted: int) -> Iterable[bytes]:
         """Return what may go, as the policy says."""

@@ -206,6 +206,8 @@ async def _serve(
     if paths is not None:
 
         def back(tier: LongTier) -> None:
+            # What lay beside its region may have gone with it.
+            cache.namespaces.put_back(tier.directory)
             server.run(quota_requests.keep(cache, tier))
             for size in tier.slot_sizes:
                 memory.classes.add(size)

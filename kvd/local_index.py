@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tablespace.shared import ArenaReader
 
+from kvd import forks
 from kvd.mapping import ArenaMapping
 from kvd.protocol import AboutNamespace, Message
 
@@ -37,6 +38,8 @@ class LocalIndex:
         self.lane_id = lane_id
         self._reader = mapping.reader
         self._spaces: dict[str, tuple[ArenaReader, int]] = {}
+        # The lane is the parent's.
+        forks.stop_in_child(self)
 
     def note(self, request: Message, reply: Message) -> None:
         """Learn a namespace's id from a reply. Another than before is right from now on."""

@@ -96,6 +96,21 @@ class LongPaths:
             for tier in self.tiers
         )
 
+    @property
+    def trouble(self) -> str | None:
+        """Return why blocks reach no path at all as things are, or None.
+
+        Other than after a `failure`, the next blocks are tried all the same.
+        """
+        if self.failure is not None or not all(
+            tier.refusal or not tier.is_up for tier in self.tiers
+        ):
+            return self.failure
+        return "; ".join(
+            f"{tier.directory}: {tier.refusal or tier.failure or tier.health.problem}"
+            for tier in self.tiers
+        )
+
     def home(self, key: bytes) -> LongTier | None:
         """Return the path that a key (as on disk) is written on; None while none was opened."""
         placed = [tier for tier in self.tiers if tier.uuid is not None]
@@ -374,7 +389,7 @@ class LongPaths:
             self._being_revived.discard(source)
         source.health.back()
         if isinstance(source, LongTier):
-            source.failure = None
+            source.failure = source.refusal = None
             self.on_back(source)
         logger.info("%s was opened again", source.directory)
 

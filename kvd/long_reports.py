@@ -65,7 +65,7 @@ def _path(lane: WriteLane, store: StoreStats | None, timeout_s: float) -> PathSt
     return PathStats(
         path=str(tier.directory),
         state=state_of(tier, timeout_s),
-        problem=tier.failure or tier.health.problem,
+        problem=tier.failure or tier.health.problem or tier.refusal,
         retry_in_s=round(tier.health.retry_in_s, 3),
         failures=tier.health.failures,
         reopened=tier.health.reopened,
@@ -124,7 +124,7 @@ def _sums(
         written, promoted = paths.write_latency, paths.promotion_latency
     return LongStats(
         enabled=paths is not None,
-        failed=paths is not None and paths.failure is not None,
+        failed=paths is not None and paths.trouble is not None,
         hits=counters.hits,
         misses=counters.misses,
         evictions=sum(tier.eviction.evictions for tier, _ in found),

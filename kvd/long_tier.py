@@ -17,6 +17,7 @@ from tablespace.shared import checksum_many
 from kvd.expiry import ROUNDING_NS, boot_clock_ns, from_metadata, suits, to_metadata
 from kvd.long_values import (
     Outcome,
+    PartlyWrittenError,
     ReadValue,
     WriteItem,
     read_into,
@@ -63,6 +64,10 @@ class LongTier(PathRegion):
     ----------
     failure : str or None
         Why the region takes no writes until it is opened again.
+    refusal : str or None
+        Why the last group of blocks was not written; None after one that was.
+    names_problem : str or None
+        Why the names of its namespaces are not beside it.
     hidden : HiddenKeys
         Deleted while the region could not be written: not served, and deleted when it is back.
 
@@ -82,21 +87,28 @@ class LongTier(PathRegion):
 
         The checksum given at COMMIT is compared with the bytes before, and with what the store
         recorded after: a client that scribbles in between is found out.
+
+        Raises
+        ------
+        PartlyWrittenError
+            The disk took some blocks and refused others.
+        TablespaceError, OSError
+            It took none.
         """
         store = self.store
         self.free_space.check()
         outcomes = [Outcome.DURABLE] * len(items)
         if touched:
             store.touch_many(list(touched))
-        present = store.contains_many([item.key for item in items])
+        present = store.stat_many([item.key for item in items])
         checksums = checksum_many([item.view for item in items])
         absent: list[int] = []
         for position, item in enumerate(items):
             if checksums[position] != item.checksum:
                 outcomes[position] = Outcome.CORRUPT
-            elif not (present[position] and self._holds(item)):
+            elif not _holds(present[position], item):
                 absent.append(position)
-        known = [item.key for item, there in zip(items, present, strict=True) if there]
+        known = [item.key for item, entry in zip(items, present, strict=True) if entry is not None]
         if known:
             store.touch_many(known)
         if not absent:
@@ -104,7 +116,7 @@ class LongTier(PathRegion):
         group: list[tuple[int, Buffer]] = []
         for position in absent:
             view: Buffer = items[position].view
-            if present[position]:
+            if present[position] is not None:
                 # A good copy is about to be replaced: what a client scribbles between our check
                 # and the disk's read of it must not cost that copy.
                 view = bytes(view)
@@ -117,20 +129,22 @@ class LongTier(PathRegion):
             for position, view in asked:
                 # A replacement takes no more than what it replaces.
                 item = items[position]
-                if present[position] or self.ledger.admits(item.key, len(item.view)):
+                if present[position] is not None or self.ledger.admits(item.key, len(item.view)):
                     group.append((position, view))
                 else:
                     outcomes[position] = Outcome.DROPPED
         self.eviction.expect(items[position] for position, _ in group)
-        written = self.ledger.put(
+        written, problem = self.ledger.put(
             store,
             [(items[position].key, view, items[position].metadata) for position, view in group],
+            [present[position] for position, _ in group],
         )
-        for (position, _), kept in zip(group, written, strict=True):
+        stored = store.stat_many([items[position].key for position, _ in group])
+        for (position, _), kept, entry in zip(group, written, stored, strict=True):
             item = items[position]
             if not kept:
                 outcomes[position] = Outcome.DROPPED
-            elif (entry := store.stat(item.key)) is not None and not _same(entry, item):
+            elif entry is not None and not _same(entry, item):
                 store.delete(item.key)
                 outcomes[position] = Outcome.CORRUPT
             else:
@@ -139,15 +153,9 @@ class LongTier(PathRegion):
                 self.counters.blocks_written += 1
                 self.counters.bytes_written += len(item.view)
         self.make_room()
+        if problem is not None:
+            raise PartlyWrittenError(outcomes, problem)
         return outcomes
-
-    def _holds(self, item: WriteItem) -> bool:
-        entry = self.store.stat(item.key)
-        return (
-            entry is not None
-            and _same(entry, item)
-            and suits(from_metadata(entry.metadata), from_metadata(item.metadata))
-        )
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys the region has, not expired. A look into its index in RAM.
@@ -250,14 +258,14 @@ class LongTier(PathRegion):
         over = [key for key, limit in limits if limit <= now]
         rest = [(key, limit) for key, limit in limits if limit > now]
         values = store.get_many([key for key, _ in rest])
-        self.ledger.put(
-            store,
-            [
-                (key, value, to_metadata(limit))
-                for (key, limit), value in zip(rest, values, strict=True)
-                if value is not None
-            ],
-        )
+        again = [
+            (key, value, to_metadata(limit))
+            for (key, limit), value in zip(rest, values, strict=True)
+            if value is not None
+        ]
+        _, problem = self.ledger.put(store, again, store.stat_many([key for key, _, _ in again]))
+        if problem is not None:
+            raise problem
         if over:
             store.delete_many(over)
 
@@ -306,6 +314,15 @@ class LongTier(PathRegion):
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _holds(entry: Entry | None, item: WriteItem) -> bool:
+    """Return whether an entry does for an item, its expiry too."""
+    return (
+        entry is not None
+        and _same(entry, item)
+        and suits(from_metadata(entry.metadata), from_metadata(item.metadata))
+    )
 
 
 def _same(entry: Entry, item: WriteItem) -> bool:

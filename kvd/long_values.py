@@ -22,6 +22,23 @@ class Outcome(Enum):
     CORRUPT = "corrupt"
 
 
+class PartlyWrittenError(Exception):
+    """A group of which the disk took some blocks and refused others.
+
+    Attributes
+    ----------
+    outcomes : list of Outcome
+        Per block.
+    cause : Exception
+        What the disk said of those that are missing.
+    """
+
+    def __init__(self, outcomes: list[Outcome], cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.outcomes = outcomes
+        self.cause = cause
+
+
 @dataclass(frozen=True)
 class RegionOptions:
     """How a region is opened and used; the flags of the same names say what each means."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tablespace.policy import EvictionQueue, Rule
+
 from kvd.arena import Arena
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
-from kvd.policy.queue import EvictionQueue
-from kvd.policy.ranked import Rule
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
 from kvd.size_class import SizeClass, Slab
 from kvd.slab_pool import SlabPool
@@ -238,9 +238,7 @@ class MemoryTier:
 
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
-        self.rule.used(block)
-        if block.place is not None:
-            block.place.moved(block)
+        self.rule.touch(block)
 
     def block_at(self, slot: int) -> Block | None:
         """Return the block in a slot, or None."""
@@ -325,18 +323,16 @@ class MemoryTier:
         clean = block.durable or not block.admitted or not self._writes_back
         slab, size_class = self.slabs.class_of(block.slot)
         place = size_class.queue_for(block, clean)
-        if block.place is place:
+        if block.queue is place:
             return
-        self.protect(block)
-        block.place = place
+        if block.queue is None:
+            slab.evictable += 1
         place.add(block)
-        slab.evictable += 1
 
     def protect(self, block: Block) -> None:
         """Take a block off its eviction list: it is queued for the long tier."""
-        if block.place is not None:
-            block.place.discard(block)
-            block.place = None
+        if block.queue is not None:
+            block.queue.discard(block)
             self.slabs.slab_of(block.slot).evictable -= 1
 
     def _hand_over(self, block: Block, size_class: SizeClass) -> None:
@@ -545,8 +541,8 @@ class MemoryTier:
             block
             for block in slab.blocks
             if block is not None
-            and block.place is not None
-            and (dirty_too or not owner.is_dirty(block.place))
+            and block.queue is not None
+            and (dirty_too or not owner.is_dirty(block.queue))
         ]
         leased = self.arena.index.leased([block.slot for block in blocks], self.arena.lanes)
         held = [block for block, is_held in zip(blocks, leased, strict=True) if is_held]
@@ -557,7 +553,7 @@ class MemoryTier:
         slots = [block.slot for block, is_held in zip(blocks, leased, strict=True) if not is_held]
         gone = set(self.arena.index.evict(slots, self.arena.lanes, len(slots)))
         left = [block for block in blocks if block.slot in gone]
-        dirty = [block for block in left if block.place and owner.is_dirty(block.place)]
+        dirty = [block for block in left if block.queue and owner.is_dirty(block.queue)]
         lost = set(map(id, dirty))
         self._leave(left)
         self._count_evicted(owner, dirty, True)

@@ -41,8 +41,15 @@ class NamespaceHandle:
             raise ValueError(
                 f"a namespace's name has 1 to {protocol.MAX_NAMESPACE_CHARS} characters"
             )
+        if not name.isascii():
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"a namespace's name is text, not {name!r}: {error}") from error
         self._client = client
         self.name = name
+        # What the last lookup used; the reader itself knows when it is of no use any more.
+        self._last: tuple[ArenaReader | None, int] = (None, 0)
 
     # -- storing -------------------------------------------------------------------------------
 
@@ -161,12 +168,18 @@ class NamespaceHandle:
         ValueError
             When the buffer is shorter than the block; names both sizes.
         """
-        local = None if verify else self.local_lookup()
-        if local is not None:
-            _, reader, space = local
-            length = reader.get_into(space, key, buffer)
-            if length >= 0:
-                return length
+        if not verify:
+            reader, space = self._last
+            if reader is not None:
+                length = reader.get_into_if_current(space, key, buffer)
+                if length >= 0:
+                    return length
+            local = self.local_lookup()
+            if local is not None:
+                self._last = reader, space = local[1:]
+                length = reader.get_into(space, key, buffer)
+                if length >= 0:
+                    return length
         return self._get_rest_into([checked_key(key)], [buffer], [0], [None], [None], verify)[0]
 
     def get_many(self, keys: Sequence[bytes], *, verify: bool = False) -> list[bytes | None]:

@@ -67,6 +67,8 @@ class PathRegion:
         self.blocks_written = 0
         self.bytes_put = 0
         self.failure: str | None = None
+        self.refusal: str | None = None
+        self.names_problem: str | None = None
         self.resized_from: int | None = None
         self.slot_sizes = (slot_bytes,) if isinstance(slot_bytes, int) else tuple(slot_bytes or ())
         self.disk_look: asyncio.Future[Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from kvd.region_purge import Freed, Selection
 from kvd.results import Purged, TierPurged
 from kvd.temp_guard import Swept
 from tablespace import TablespaceError
+
+logger = logging.getLogger(__name__)
 
 UNNAMED = "unnamed:"  # Leads the label of a namespace whose name is not known, then its prefix.
 BATCH_KEYS = 4096
@@ -254,6 +257,11 @@ async def _save_names(cache: Cache) -> None:
             continue
         try:
             await tier.on_writer(cache.namespaces.save, names, tier.directory)
-        except (OSError, asyncio.CancelledError):
+        except OSError as error:
+            # What was purged is gone; only a list of names is longer than need be.
+            cache.namespaces.put_back(tier.directory)
+            tier.names_problem = str(error)
+            logger.warning("%s still lists what was purged: %s", tier.directory, error)
+        except asyncio.CancelledError:
             cache.namespaces.put_back(tier.directory)
             raise

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tablespace.policy import FifoRule
+
 from kvd.long_limits import DEFAULT_SLOT_BYTES
-from kvd.policy.ranked import FifoRule
 from kvd.policy.region_policy import RegionPolicy
-from kvd.policy.rules import DEFAULT_POLICY, make_rule
-from kvd.policy.value import LONG_HALF_LIFE_S
+from kvd.policy.rules import DEFAULT_POLICY, LONG_HALF_LIFE_S, make_rule
 
 if TYPE_CHECKING:
     from kvd.long_values import WriteItem

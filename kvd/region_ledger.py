@@ -15,10 +15,12 @@ from kvd.census import Census
 from kvd.namespaces import PREFIX_BYTES
 from kvd.quotas import Quotas
 from kvd.region_purge import Freed, Selection
-from tablespace import EvictionPolicy, Store
+from tablespace import BatchEvictionPolicy, ClosedError, FailedError, Store, TablespaceError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from tablespace import Entry
 
 
 class RegionLedger:
@@ -48,7 +50,7 @@ class RegionLedger:
 
     # -- what the path tells -------------------------------------------------------------------
 
-    def policy(self, chooser: EvictionPolicy | None = None) -> Census:
+    def policy(self, chooser: BatchEvictionPolicy | None = None) -> Census:
         """Return the eviction policy for a region about to be opened: it counts for `chooser`."""
         self.census.begin(chooser)
         return self.census
@@ -70,24 +72,50 @@ class RegionLedger:
         return True
 
     def put(
-        self, store: Store, values: Sequence[tuple[bytes, Buffer, bytes | None]]
-    ) -> list[bool]:
-        """Write values and enter them."""
+        self,
+        store: Store,
+        values: Sequence[tuple[bytes, Buffer, bytes | None]],
+        before: Sequence[Entry | None],
+    ) -> tuple[list[bool], Exception | None]:
+        """Write values and enter them; `before` is what the region had under each key.
+
+        Returns
+        -------
+        tuple of (list of bool, Exception or None)
+            Per value whether it was written, and what the disk said of those it refused.
+
+        Raises
+        ------
+        TablespaceError, OSError
+            Nothing was written.
+        """
         if not values:
-            return []
+            return [], None
         keys = [key for key, _, _ in values]
         lengths = [memoryview(view).nbytes for _, view, _ in values]
         self.census.expect(dict(zip(keys, lengths, strict=True)))
         written = [False] * len(values)
+        problem: Exception | None = None
         try:
             written = store.put_many(values)
+            self.rejected_writes += len(written) - sum(written)
+        except (TablespaceError, OSError) as error:
+            if isinstance(error, FailedError | ClosedError):
+                raise
+            # One bad block is not its neighbours': they are there, and must not be counted lost.
+            after = store.stat_many(keys)
+            written = [
+                new is not None and new != old for old, new in zip(before, after, strict=True)
+            ]
+            if not any(written):
+                raise
+            problem = error
         finally:
             self.census.wrote(keys, written, lengths)
-        self.rejected_writes += len(written) - sum(written)
         last = store.stat(keys[-1])
         if last is not None:
             self._ages.seen(last.seq)
-        return written
+        return written, problem
 
     def read(self, keys: Iterable[bytes]) -> None:
         """Note that values were read from the region."""

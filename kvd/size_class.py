@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
+from tablespace.policy import EvictionQueue
+
 from kvd.block import Block, Retention
-from kvd.policy.queue import EvictionQueue
 
 
 class Slab:
@@ -214,9 +215,9 @@ class SizeClass:
         for block in slab.blocks:
             if block is None:
                 continue
-            if block.place is None or (not dirty_too and self.is_dirty(block.place)):
+            if block.queue is None or (not dirty_too and self.is_dirty(block.queue)):
                 return None
-            worth.append((numbers[id(block.place)], block))
+            worth.append((numbers[id(block.queue)], block))
         return mean_worth(worth)
 
 

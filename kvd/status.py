@@ -165,7 +165,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
 
 async def _look(tier: LongTier) -> PathLook:
     """Ask one path, and its disk. One look at a time: those that hang would take all readers."""
-    store, usage, problem = None, dict[bytes, Usage](), tier.failure or ""
+    store, usage, problem = None, dict[bytes, Usage](), tier.failure or tier.refusal or ""
     try:
         store, usage = await tier.on_index(_books, tier)
         problem = problem or store.failed or ""
@@ -179,7 +179,10 @@ async def _look(tier: LongTier) -> PathLook:
             problem = problem or f"the disk did not answer within {DISK_TIMEOUT_S:g} s"
     except (TablespaceError, OSError) as error:
         problem, disk = problem or str(error), Disk(max_bytes=tier.max_bytes)
-    health = PathHealth(str(tier.directory), "failed" if problem else "ok", problem)
+    state = "failed" if problem else "ok"
+    if tier.names_problem is not None:
+        problem = problem or f"the names of namespaces are not written: {tier.names_problem}"
+    health = PathHealth(str(tier.directory), state, problem)
     return PathLook(store, usage, disk, health)
 
 

@@ -54,7 +54,12 @@ def check(directories: Sequence[Path]) -> None:
     """Raise NoRegionError for a path without a region."""
     for directory in directories:
         if not (directory / REGION_DIRECTORY / "region.json").is_file():
-            raise NoRegionError(f"{directory}: there is no region of kvd; give its --long-path")
+            raise _no_region(directory)
+
+
+def _no_region(directory: Path) -> NoRegionError:
+    """Return the error for a path without a region, or with one whose making was cut short."""
+    return NoRegionError(f"{directory}: there is no region of kvd; give its --long-path")
 
 
 def status(directories: Sequence[Path]) -> Status:
@@ -76,6 +81,8 @@ def status(directories: Sequence[Path]) -> Status:
                 census = Census()
                 census.count(store)
                 found.append((store.stats(), census))
+        except FileNotFoundError as error:
+            raise _no_region(directory) from error
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(directory, region, error) from error
         health.append(_health(directory, region))
@@ -144,6 +151,8 @@ def _opened(directory: Path) -> Iterator[Opened]:
         store = tablespace.open(
             os.fspath(region), create=False, recover="salvage", eviction=ledger.policy()
         )
+    except FileNotFoundError as error:
+        raise _no_region(directory) from error
     except (TablespaceError, ValueError, OSError) as error:
         raise region_refusal(directory, region, error) from error
     with store:

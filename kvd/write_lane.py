@@ -15,7 +15,7 @@ from kvd.block import Block, Retention
 from kvd.expiry import to_metadata
 from kvd.free_space import BelowFloorError
 from kvd.long_tier import LongTier
-from kvd.long_values import Outcome, WriteItem
+from kvd.long_values import Outcome, PartlyWrittenError, WriteItem
 from kvd.namespaces import NamesFile
 from tablespace import ClosedError, FailedError
 
@@ -43,6 +43,8 @@ class Group:
     expiries: list[int]
     views: list[memoryview]
     size_bytes: int
+    names: NamesFile | None = None
+    names_problem: OSError | None = None
 
 
 class WriteLane:
@@ -76,9 +78,11 @@ class WriteLane:
         self._progress_at = 0.0
         self._bytes_put = 0
         self._complain_after = 0.0
+        self._complain_of_names_after = 0.0
         self._pump_due = False
         self._touched: dict[bytes, None] = {}
         self._touch_timer: asyncio.TimerHandle | None = None
+        self._touching = False
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -163,16 +167,15 @@ class WriteLane:
         self._touched.pop(key, None)
         if len(self._touched) < MAX_TOUCHES:
             self._touched[key] = None
-        if self._touch_timer is None:
-            self._touch_timer = asyncio.get_running_loop().call_later(
-                TOUCH_INTERVAL_S, self._send_touches
-            )
+        self._touch_soon()
 
     def _send_touches(self) -> None:
         self._touch_timer = None
-        if not self._touched:
+        if not self._touched or self._touching:
+            # The writer is behind: what is used meanwhile goes in one piece, not in line.
             return
         touched, self._touched = list(self._touched), {}
+        self._touching = True
         self._run(self._touch(touched))
 
     async def _touch(self, keys: list[bytes]) -> None:
@@ -180,6 +183,16 @@ class WriteLane:
             await self.tier.on_writer(self.tier.touch, keys)
         except Exception as error:
             logger.debug("recency was not refreshed: %s", error)
+        finally:
+            self._touching = False
+            if self._touched:
+                self._touch_soon()
+
+    def _touch_soon(self) -> None:
+        if self._touch_timer is None:
+            self._touch_timer = asyncio.get_running_loop().call_later(
+                TOUCH_INTERVAL_S, self._send_touches
+            )
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -251,7 +264,7 @@ class WriteLane:
         A deletion that got there first would be undone by the write.
         """
         tier = self.tier
-        names = self._owner.take_names(tier, group.blocks)
+        group.names = self._owner.take_names(tier, group.blocks)
         touched, self._touched = list(self._touched), {}
         if not self._groups:
             self._progress_at = time.monotonic()
@@ -273,30 +286,31 @@ class WriteLane:
                 )
                 for block, view in zip(group.blocks, group.views, strict=True)
             ]
-            call = tier.on_writer(self._write_blocking, items, touched, names)
+            call = tier.on_writer(self._write_blocking, group, items, touched)
         except Exception as error:
             call = error
-        self._run(self._finish(group, call, names))
+        self._run(self._finish(group, call))
 
-    async def _finish(
-        self,
-        group: Group,
-        call: asyncio.Future[list[Outcome]] | Exception,
-        names: NamesFile | None,
-    ) -> None:
+    async def _finish(self, group: Group, call: asyncio.Future[list[Outcome]] | Exception) -> None:
         outcomes = [Outcome.DROPPED] * len(group.blocks)
         reason = "no_room"
+        names_saved = False
         try:
             # Whatever goes wrong, in here or in the engine, costs this group and nothing else.
             if isinstance(call, Exception):
                 raise call
             outcomes = await call
+            names_saved = True
             self.tier.health.worked()
+            self.tier.refusal = None
+        except PartlyWrittenError as error:
+            outcomes, names_saved = error.outcomes, True
+            reason = self._fail(error.cause)
         except Exception as error:
             reason = self._fail(error)
-            if names is not None:
-                self._owner.names_unsaved(self.tier)
+            self.tier.refusal = self.tier.failure or str(error)
         finally:
+            self._note_names(group, names_saved)
             release(group.views)
             self._groups -= 1
             self.in_flight_blocks -= len(group.blocks)
@@ -316,11 +330,34 @@ class WriteLane:
         self._pump()
 
     def _write_blocking(
-        self, items: list[WriteItem], touched: list[bytes], names: NamesFile | None
+        self, group: Group, items: list[WriteItem], touched: list[bytes]
     ) -> list[Outcome]:
-        if names is not None:
-            self._owner.save_names(self.tier, names)
+        if group.names is not None:
+            try:
+                self._owner.save_names(self.tier, group.names)
+            except OSError as error:
+                # Blocks are found without it; the region has room of its own on a full disk.
+                group.names_problem = error
         return self.tier.write(items, touched)
+
+    def _note_names(self, group: Group, saved: bool) -> None:
+        """Have names written with the next group that were not with this one."""
+        if group.names is None:
+            return
+        problem = group.names_problem
+        self.tier.names_problem = None if problem is None else str(problem)
+        if saved and problem is None:
+            return
+        self._owner.names_unsaved(self.tier)
+        now = time.monotonic()
+        if problem is not None and now >= self._complain_of_names_after:
+            self._complain_of_names_after = now + COMPLAIN_S
+            logger.warning(
+                "the names of namespaces are not written to %s: %s. Their blocks are; after a "
+                "restart they have no name until a client asks for them",
+                self.tier.directory,
+                problem,
+            )
 
     def _refill(self) -> None:
         """Queue blocks that found the queue full."""
@@ -339,5 +376,9 @@ class WriteLane:
         now = time.monotonic()
         if now >= self._complain_after:
             self._complain_after = now + COMPLAIN_S
-            logger.error("blocks are dropped, the long tier did not take them: %s", error)
+            logger.error(
+                "blocks are dropped, the long tier in %s did not take them: %s",
+                self.tier.directory,
+                error,
+            )
         return "free_floor" if isinstance(error, BelowFloorError) else "write_error"

@@ -22,8 +22,20 @@ ENGINE = ROOT / "tablespace" / "src" / "tablespace"
 RINGS = {"tablespace": set(), "kvd": {"tablespace"}, "kvd_connectors": {"kvd"}}
 
 # Levels inside tablespace; a module imports only from its own level or below.
-LEVELS = {"errors": 0, "layout": 0, "_core": 1, "shared": 1, "io": 2, "testing": 4, "": 4}
+LEVELS = {
+    "errors": 0,
+    "layout": 0,
+    "_core": 1,
+    "shared": 1,
+    "policy": 1,
+    "io": 2,
+    "testing": 4,
+    "": 4,
+}
 OTHER_LEVEL = 3
+
+# Packages of tablespace that others may use as they use tablespace itself.
+PUBLIC_PACKAGES = ("policy", "shared")
 
 # What os may be used for outside the seams: names of things, no files.
 HARMLESS_OS_NAMES = {"PathLike", "fspath", "strerror"}
@@ -146,8 +158,11 @@ def public_names() -> dict[str, set[str]]:
     """Return what kvd may use of tablespace, and connectors of kvd: module to names."""
     return {
         "tablespace": names_of_all((ENGINE / "__init__.py").read_text())
-        | {"__version__", "shared"},
-        "tablespace.shared": names_of_all((ENGINE / "shared" / "__init__.py").read_text()),
+        | {"__version__", *PUBLIC_PACKAGES},
+        **{
+            f"tablespace.{name}": names_of_all((ENGINE / name / "__init__.py").read_text())
+            for name in PUBLIC_PACKAGES
+        },
         "kvd": names_of_all((ROOT / "kvd" / "__init__.py").read_text()) | {"__version__"},
     }
 
@@ -194,14 +209,15 @@ def attribute_complaints(
                     bound[alias.asname or whole] = whole
         elif isinstance(node, ast.ImportFrom) and node.module == "tablespace":
             for alias in node.names:
-                if alias.name == "shared":
-                    bound[alias.asname or "shared"] = "tablespace.shared"
+                if alias.name in PUBLIC_PACKAGES:
+                    bound[alias.asname or alias.name] = f"tablespace.{alias.name}"
     complaints = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
         whole = ast.unparse(node.value)
-        module = bound.get(whole) or ("tablespace.shared" if whole == "tablespace.shared" else "")
+        inner = whole if whole.startswith("tablespace.") and whole in public else ""
+        module = bound.get(whole) or inner
         if module and node.attr not in public[module]:
             complaints.append(f"{path}:{node.lineno}: {module}.{node.attr} is not public")
     return complaints
@@ -361,6 +377,8 @@ def test_an_outward_import_is_seen(path: str, source: str) -> None:
         ("kvd/long_tier.py", "import tablespace\ntablespace.store.Store"),
         ("kvd/long_tier.py", "import tablespace as engine\nengine._core"),
         ("kvd/arena.py", "from tablespace.shared import ts_load_acquire"),
+        ("kvd/block.py", "from tablespace.policy.ranked import Ranked"),
+        ("kvd/block.py", "from tablespace import policy\npolicy.ranked"),
         ("kvd/arena.py", "from tablespace import shared\nshared._word(b'', 0)"),
         ("kvd/arena.py", "import tablespace.shared\ntablespace.shared._word(b'', 0)"),
         ("connectors/vllm_tier.py", "from kvd.arena import Arena"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+DASHES = "\0--"  # Stands for a value that is `--` and nothing else, which argparse drops.
 _AGE = re.compile(r"^(\d+(?:\.\d+)?)([smhdw]?)$")
 
 
@@ -66,22 +67,32 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
     names: list[str] = []
     rest = iter(argv)
     for token in rest:
-        head, equals, _ = token.partition("=")
+        head, equals, value = token.partition("=")
         if token == "--":
             names += rest
         elif token in takes_value:
             if not takes_value[token]:
                 options.append(token)
                 continue
-            value = next(rest, None)
-            if value is None:
+            following = next(rest, None)
+            if following is None:
                 parser.error(f"{token} takes a value")
-            options.append(f"{token}={value}")
+            options.append(f"{token}={DASHES if following == '--' else following}")
         elif equals and head in takes_value:
-            options.append(token)
+            options.append(f"{head}={DASHES}" if value == "--" else token)
         else:
             names.append(token)
-    return parser.parse_args(options), names
+    found = parser.parse_args(options)
+    for option, given in vars(found).items():
+        if isinstance(given, list):
+            setattr(found, option, ["--" if each == DASHES else each for each in given])
+        elif given == DASHES:
+            setattr(found, option, "--")
+    for text in argv:
+        # What is sent and shown is UTF-8: bytes that are not name nothing here.
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            parser.error(f"{text!r} is not UTF-8")
+    return found, names
 
 
 def seconds(text: str) -> float:

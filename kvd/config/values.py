@@ -35,6 +35,8 @@ class Values:
             if text is None:
                 self.values[field] = False if flag.switch else None
                 continue
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise self.wrong(field, "is not UTF-8, so nothing could show it; choose another")
             try:
                 self.values[field] = flag.value(text)
             except ValueError as error:

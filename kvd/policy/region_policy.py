@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from kvd.policy.queue import EvictionQueue
-from kvd.policy.ranked import Rule
+from tablespace.policy import EvictionQueue, Ranked, Rule
 
 MAX_HINTS = 4096
 """Blocks of a few write groups: what was told of blocks that were then not stored is let go."""
@@ -15,20 +14,13 @@ SPARE_NAMES = 64
 """Named beyond those wanted, in place of entries that are being read just then."""
 
 
-class _Entry:
-    """A block on disk."""
+class _Entry(Ranked):
+    """A block on disk; `inserted_many` fills it, a constructor costs as much as all the rest."""
 
-    __slots__ = ("fill", "identity", "key", "position", "rank", "reuses", "slot_bytes", "used_at")
+    __slots__ = ("key", "slot_bytes")
 
-    def __init__(self, key: bytes, slot_bytes: int, position: int, fill: float) -> None:
-        self.key = key
-        self.slot_bytes = slot_bytes
-        self.identity = hash(key)
-        self.position = position
-        self.fill = fill
-        self.rank = 0.0
-        self.reuses = 0
-        self.used_at = 0
+    key: bytes
+    slot_bytes: int
 
 
 class RegionPolicy:
@@ -66,36 +58,50 @@ class RegionPolicy:
 
     def inserted(self, key: bytes, slot_bytes: int) -> None:
         """Rank a stored key."""
-        with self._lock:
-            position, length = self._hints.pop(key, (0, slot_bytes))
-            entry = _Entry(key, slot_bytes, position, length / slot_bytes)
-            self._rule.stored(entry)
-            self._entries[key] = entry
-            queue = self._queues.get(slot_bytes)
-            if queue is None:
-                queue = self._queues[slot_bytes] = EvictionQueue(self._rule.resolution)
-            queue.add(entry)
+        self.inserted_many([key], [slot_bytes])
 
     def used(self, key: bytes) -> None:
         """Rank a key that was read, here or in memory."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._rule.used(entry)
-                self._queues[entry.slot_bytes].moved(entry)
+        self.used_many([key])
 
     def removed(self, key: bytes) -> None:
         """Forget a key; of one that was evicted the rule remembers what it was worth."""
+        self.removed_many([key])
+
+    def inserted_many(self, keys: Sequence[bytes], slot_sizes: Sequence[int]) -> None:
+        """Rank stored keys."""
         with self._lock:
-            entry = self._entries.pop(key, None)
-            if entry is None:
-                return
-            self._queues[entry.slot_bytes].discard(entry)
-            if key in self._named:
-                self._named.discard(key)
-                self._rule.left(entry)
-                self.evictions += 1
-                self.reclaimed_bytes += entry.slot_bytes
+            for key, slot_bytes in zip(keys, slot_sizes, strict=True):
+                position, length = self._hints.pop(key, (0, slot_bytes))
+                entry = _Entry(hash(key), position, length / slot_bytes)
+                entry.key, entry.slot_bytes = key, slot_bytes
+                self._rule.stored(entry)
+                self._entries[key] = entry
+                queue = self._queues.get(slot_bytes)
+                if queue is None:
+                    queue = self._queues[slot_bytes] = EvictionQueue(self._rule.resolution)
+                queue.add(entry)
+
+    def used_many(self, keys: Sequence[bytes]) -> None:
+        """Rank keys that were read, here or in memory."""
+        with self._lock:
+            found = map(self._entries.get, keys)
+            self._rule.touch_many([entry for entry in found if entry is not None])
+
+    def removed_many(self, keys: Sequence[bytes]) -> None:
+        """Forget keys; of those that were evicted the rule remembers what they were worth."""
+        with self._lock:
+            for key in keys:
+                entry = self._entries.pop(key, None)
+                if entry is None:
+                    continue
+                if entry.queue is not None:
+                    entry.queue.discard(entry)
+                if key in self._named:
+                    self._named.discard(key)
+                    self._rule.left(entry)
+                    self.evictions += 1
+                    self.reclaimed_bytes += entry.slot_bytes
 
     def victims(self, slot_bytes: int, wanted: int) -> Sequence[bytes]:
         """Name the keys of the lowest ranks."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvd.policy.ranked import FifoRule, LruRule, Rule
-from kvd.policy.value import ValueRule
+from tablespace.policy import FifoRule, LruRule, Rule, ValueRule
 
 POLICIES = ("value", "lru", "fifo")
 DEFAULT_POLICY = "value"
+
+LONG_HALF_LIFE_S = 86400.0
+"""On the long tier a block unused for a day is worth half, however little traffic there was."""
 
 
 def make_rule(

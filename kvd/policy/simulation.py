@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from tablespace.policy import RankedCache
 
-from kvd.policy.ranked_cache import RankedCache
 from kvd.policy.rules import make_rule
 
 
@@ -41,12 +41,8 @@ class Simulation:
 
     def play(self, hash_ids: Sequence[int]) -> int:
         """Play one request and return its leading hits."""
-        leading = len(hash_ids)
-        for position, hash_id in enumerate(hash_ids):
-            if self._cache.refer(hash_id, position):
-                self.hits += 1
-            else:
-                leading = min(leading, position)
+        hits, leading = self._cache.play(hash_ids)
+        self.hits += hits
         self.requested_blocks += len(hash_ids)
         self.leading_hits += leading
         return leading

@@ -82,8 +82,8 @@ class Watch:
         if self._server is None or self._state != "serving":
             return self._state
         long_tier = self._server.cache.long
-        if long_tier is not None and long_tier.failure is not None:
-            return f"the long tier failed: {long_tier.failure}"
+        if long_tier is not None and long_tier.trouble is not None:
+            return f"the long tier failed: {long_tier.trouble}"
         return self.not_alive()
 
     async def _healthz(self) -> Answer:

@@ -25,6 +25,8 @@ def parsed(*argv):
         (["--models--M--x", "--yes"], ([], ["--models--M--x"], True)),
         (["--yes", "--", "--yes"], ([], ["--yes"], True)),
         (["-", "--yesno", "--yes=1x"][:2], ([], ["-", "--yesno"], False)),
+        (["--namespace=--", "--namespace", "--", "--yes"], (["--", "--"], [], True)),
+        (["--yes", "--", "--"], ([], ["--"], True)),
         (["--namespace==x"], (["=x"], [], False)),
         (["--namesp=x"], ([], ["--namesp=x"], False)),
         (["a=b"], ([], ["a=b"], False)),
@@ -34,7 +36,10 @@ def test_what_is_no_option_is_a_name(argv, meant):
     assert parsed(*argv) == meant
 
 
-@pytest.mark.parametrize("argv", [["--namespace"], ["--yes=1"], ["--socket"]])
+@pytest.mark.parametrize(
+    "argv",
+    [["--namespace"], ["--yes=1"], ["--socket"], ["a\udcff"], ["--namespace", "\udcff"]],
+)
 def test_an_option_without_its_value_is_a_usage_error(argv):
     with pytest.raises(UsageError):
         parsed(*argv)

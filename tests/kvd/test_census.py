@@ -80,14 +80,14 @@ def test_a_policy_behind_it_hears_all_and_chooses(tmp_path):
     told = []
 
     class Newest:
-        def inserted(self, key, slot_bytes):
-            told.append(("inserted", key, slot_bytes))
+        def inserted_many(self, keys, slot_sizes):
+            told.extend(("inserted", *each) for each in zip(keys, slot_sizes, strict=True))
 
-        def used(self, key):
-            told.append(("used", key))
+        def used_many(self, keys):
+            told.extend(("used", key) for key in keys)
 
-        def removed(self, key):
-            told.append(("removed", key))
+        def removed_many(self, keys):
+            told.extend(("removed", key) for key in keys)
 
         def victims(self, slot_bytes, wanted):
             return [PREFIX + b"7"]

@@ -120,6 +120,15 @@ def test_a_value_too_large_is_refused_counted_and_said_once(running, caplog):
     assert running.log.count("does not fit slots") == 1
 
 
+@pytest.mark.parametrize("name", ["", "x" * 1025, "\ud800", "a\udcff", b"m", None])
+def test_a_namespaces_name_is_checked_where_it_is_given(running, name):
+    """One that no frame can carry failed at the first lookup, amid an engine's step."""
+    with running.client() as client:
+        with pytest.raises(ValueError, match="namespace's name"):
+            client.namespace(name)
+        assert client.namespace("\u00e4\0").put(b"k", b"v")
+
+
 def test_keys_are_checked_before_anything_is_sent(running):
     with running.client() as client:
         blocks = client.namespace("m")

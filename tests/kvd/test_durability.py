@@ -48,6 +48,8 @@ def test_flushed_blocks_survive_kill_nine(running, make_blocks):
         assert client.flush(20) == kvd.Flushed(100, 0, 0)
         running.kill()
         assert blocks.get(next(iter(values))) is None
+    containers = list((running.long_path / "region" / "containers").iterdir())
+    dates = [path.stat().st_mtime_ns for path in containers]
     running.start()
     with running.client() as client:
         blocks = client.namespace("m")
@@ -55,7 +57,10 @@ def test_flushed_blocks_survive_kill_nine(running, make_blocks):
             location == kvd.Location(False, True, True) for location in blocks.locate(list(values))
         )
         assert blocks.get_many(list(values)) == list(values.values())
-        assert client.stats().long.recovered_entries == 100
+        long = client.stats().long
+        assert (long.recovered_entries, long.blocks_written) == (100, 0)
+    # Nothing was written anew.
+    assert [path.stat().st_mtime_ns for path in containers] == dates
 
 
 def test_a_clean_stop_writes_short_blocks_and_removes_the_socket(running, make_blocks):

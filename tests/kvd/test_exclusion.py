@@ -6,6 +6,8 @@ import stat
 import subprocess
 import sys
 
+import pytest
+
 
 def _run(*flags):
     return subprocess.run(
@@ -49,6 +51,38 @@ def test_a_second_daemon_on_the_region_is_refused_and_names_the_holder(running, 
         blocks = client.namespace("m")
         blocks.put(b"k", b"v")
         assert client.flush(10).durable == 1
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_daemons_started_at_once_one_serves(daemons, wait_until, stale):
+    daemon = daemons()
+    if stale:
+        daemon.start()
+        daemon.kill()
+    words = [sys.executable, "-m", "kvd", *daemon.flags]
+    started = [
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    try:
+        wait_until(lambda: sum(each.poll() is not None for each in started) >= 2, 40)
+        (one,) = [each for each in started if each.poll() is None]
+        for each in started:
+            if each is not one:
+                assert each.returncode == 1
+                assert "is in use by" in each.stderr.read()
+        with daemon.client() as client:
+            wait_until(lambda: client.namespace("m").put(b"k", b"v"))
+            assert client.flush(10).durable == 1
+            assert client.stats().pid == one.pid
+        one.terminate()
+        assert one.wait(30) == 0
+    finally:
+        for each in started:
+            if each.poll() is None:
+                each.kill()
+                each.wait()
+            each.stderr.close()
 
 
 def test_a_stale_socket_is_replaced(running):

@@ -22,6 +22,12 @@ def links(pid):
     return found
 
 
+def processor_s(pid):
+    """Return how long a process has computed."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_the_daemon_listens_on_no_network(running):
     """A scheduler's socket was bound on all interfaces, without authentication, with pickle."""
     ours = {link[8:-1] for link in links(running.pid) if link.startswith("socket:[")}
@@ -106,6 +112,9 @@ def test_all_slots_taken_refuses_at_once_and_starves_nobody_for_long(daemons, wa
         assert client.refusals == {"no_room": 1}
         assert blocks.get(b"k") is None
         assert client.stats().memory.slots_reserved == 128
+        busy = processor_s(daemon.pid)
+        time.sleep(0.5)
+        assert processor_s(daemon.pid) - busy < 0.25
         for holder in holders:
             holder.close()
         wait_until(lambda: client.stats().memory.slots_free == 128)

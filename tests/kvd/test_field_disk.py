@@ -2,13 +2,16 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 import kvd
+from kvd import protocol
 
 SLOT = 65536
 # What the region may take beside its containers here: region.json; space for three snapshots of
@@ -29,6 +32,44 @@ def slow(self, items, touched):
 
 
 LongTier.write = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+# Whatever may wait for a disk says so when the event loop's thread calls it.
+NO_DISK_ON_THE_LOOP = """
+import builtins, io, os, sys, threading
+from kvd.__main__ import main
+from kvd.listening import ListeningSocket
+from kvd.long_tier import LongTier
+import tablespace
+
+loop = threading.get_ident()
+serving = []
+
+
+def watch(owner, name):
+    call = getattr(owner, name)
+
+    def watched(*args, **more):
+        place = str(args[0]) if args else ""
+        if serving and threading.get_ident() == loop and not place.startswith("/proc/"):
+            serving.append(name)
+            sys.stderr.write(f"ON THE LOOP: {name} {place}\\n")
+        return call(*args, **more)
+
+    setattr(owner, name, watched)
+
+
+for name in ("write", "read", "delete", "clear", "touch", "purge", "purge_keys", "shorten"):
+    watch(LongTier, name)
+for name in ("replace", "fsync", "open", "unlink", "stat", "statvfs", "walk", "scandir", "lstat"):
+    watch(os, name)
+watch(builtins, "open")
+watch(io, "open")
+announce = ListeningSocket.announce
+ListeningSocket.announce = lambda self: (announce(self), serving.append("announce"))[0]
+withdraw = ListeningSocket.withdraw
+ListeningSocket.withdraw = lambda self: (serving.clear(), withdraw(self))[1]
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -187,6 +228,50 @@ def test_a_slow_disk_holds_up_no_client(daemons, make_blocks, wait_until):
         assert flushed.durable + flushed.dropped == stored
 
 
+def test_no_request_calls_the_disk_on_the_loop(daemons, make_blocks, wait_until):
+    """All disk IO ran on the event loop: a GET from memory waited 266 ms behind a write."""
+    daemon = daemons("--max-bytes", "1M")
+    with open(daemon.log_path, "ab") as log:
+        daemon.process = subprocess.Popen(
+            [sys.executable, "-c", NO_DISK_ON_THE_LOOP, *daemon.flags], stdout=log, stderr=log
+        )
+    wait_until(lambda: os.path.exists(daemon.socket))
+    values = make_blocks(60)
+    keys = list(values)
+    with daemon.client() as client:
+        for name in ("a", "b"):
+            blocks = client.namespace(name)
+            for first in range(0, 60, 10):
+                part = list(values.items())[first : first + 10]
+                wait_until(lambda blocks=blocks, part=part: all(blocks.put_many(part)))
+            assert client.flush(20).pending == 0
+        assert blocks.get_many(keys) == list(values.values())
+        assert blocks.exists(keys) == [True] * 60
+        assert blocks.match_prefix(keys) == 60
+        assert all(place.long for place in blocks.locate(keys))
+        blocks.prefetch(keys)
+        blocks.touch(keys)
+        wait_until(lambda: blocks.put(keys[0], values[keys[0]], ttl_s=60))
+        assert blocks.delete(keys[:5]) == 5
+        assert client.namespaces() == ["a", "b"]
+        assert client.stats().long.hits > 40
+        client.ask(protocol.StatusRequest(), protocol.StatusReply)
+        client.ask(
+            protocol.Quota(action="set", namespace="a", limit_bytes=1), protocol.QuotasReply
+        )
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "quotas hold" in daemon.log)
+        old = protocol.Purge(namespace="a", older_than_s=3600.0)
+        for purge in (old, protocol.Purge(tmp=True), protocol.Purge(namespace="a", zero=True)):
+            client.ask(purge, protocol.PurgedReply)
+        assert blocks.clear().entries == 55
+        with daemon.client(block_bytes=1 << 20) as other:
+            assert other.stats().pid == daemon.pid
+        time.sleep(0.2)  # What is done now and then.
+    assert "ON THE LOOP" not in daemon.log
+    assert daemon.stop() == 0
+
+
 def test_blocks_in_use_stay_while_others_pour_in(running, make_blocks):
     """A key that had just been warmed was a miss as soon as other keys were written, with room
     to spare."""
@@ -201,14 +286,15 @@ def test_blocks_in_use_stay_while_others_pour_in(running, make_blocks):
         assert client.stats().memory.evictions > 300
 
 
+def block(key):
+    """Return a block of which each 512 bytes name its key and their place in it."""
+    return b"".join((b"%s@%d;" % (key, at)).ljust(512, b".") for at in range(SLOT // 512))
+
+
 def test_cells_of_blocks_that_went_through_the_disk_carry_their_own_key(daemons):
     """Sessions whose blocks had gone to disk were answered with other requests' contents. Each
     512 bytes of a block name its key and their place, so that no mixture can go unnoticed."""
     running = daemons("--watermark", "1.0").start()
-
-    def block(key):
-        return b"".join((b"%s@%d;" % (key, at)).ljust(512, b".") for at in range(SLOT // 512))
-
     keys = [b"key-%d" % number for number in range(240)]
     random.Random(7).shuffle(keys)
     with running.client() as client:
@@ -226,3 +312,69 @@ def test_cells_of_blocks_that_went_through_the_disk_carry_their_own_key(daemons)
         for key, buffer, length in zip(keys, buffers, lengths, strict=True):
             assert length is None or bytes(buffer) == block(key)
         assert None not in lengths
+
+
+def test_no_thread_of_many_reads_cells_of_anothers_block(daemons):
+    """As above, with 64 sessions at once that write, are evicted to disk and read by every way."""
+    daemon = daemons("--watermark", "1.0", "--long-bytes", "32M").start()
+    keys = [b"key-%d" % number for number in range(64 * 6)]
+    clients = [daemon.client() for _ in range(4)]
+    problems = []
+
+    def session(number):
+        try:
+            client = clients[number % 4]
+            blocks = client.namespace("m")
+            for key in keys[number::64]:
+                deadline = time.monotonic() + 20
+                while not blocks.put(key, block(key)):
+                    assert time.monotonic() < deadline
+                    client.flush(1)
+            source = random.Random(number)
+            for key in source.sample(keys, 12):
+                buffer = bytearray(SLOT)
+                length = blocks.get_into(key, buffer)
+                assert length is None or bytes(buffer) == block(key)
+                with blocks.lease([key]) as views:
+                    assert views[0] is None or views[0] == block(key)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=session, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert problems == []
+    assert clients[0].flush(20).pending == 0
+    blocks = clients[0].namespace("m")
+    assert blocks.get_many(keys) == [block(key) for key in keys]
+    assert clients[0].stats().memory.evictions > 200
+    for client in clients:
+        client.close()
+
+
+def test_reads_write_nothing(running, make_blocks, put_all):
+    """Each read was appended to the journal, which grew for as long as the daemon ran."""
+
+    def written():
+        with open(f"/proc/{running.pid}/io") as lines:
+            return int(dict(line.split(": ") for line in lines)["wchar"])
+
+    values = make_blocks(200)
+    journal = running.long_path / "region" / "index.log"
+    with running.client() as client:
+        blocks = client.namespace("m")
+        put_all(client, blocks, values)
+        before = journal.read_bytes()
+        began = written()
+        for _ in range(5):
+            assert blocks.get_many(list(values)) == list(values.values())
+            assert blocks.touch(list(values)) <= 200
+        long = client.stats().long
+        assert long.hits > 300
+        assert client.flush(5).pending == 0
+        assert journal.read_bytes() == before
+        # Wake-ups of threads, and nothing of the blocks.
+        assert written() - began < 65536

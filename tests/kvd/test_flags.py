@@ -59,6 +59,7 @@ def test_no_flag_is_required():
         (["--scrub-rate", "fast"], ["--scrub-rate fast"]),
         (["--write-budget", "-3"], ["--write-budget -3"]),
         (["--free-floor", "some"], ["--free-floor some"]),
+        (["--long-path", "/tmp/kvd-\udcff"], ["--long-path", "not UTF-8"]),
     ],
 )
 def test_a_bad_value_is_named_with_its_remedy(flags, words):

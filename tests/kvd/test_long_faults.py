@@ -241,3 +241,34 @@ def test_flush_ends_with_its_connection(on_rig):
         gate.opened.set()
 
     on_rig(scenario)
+
+
+def test_uses_while_the_disk_hangs_wait_in_one_piece(on_rig, monkeypatch):
+    """They stood in line for the writer, twenty lists of keys a second, for as long as it hung."""
+    monkeypatch.setattr("kvd.write_lane.TOUCH_INTERVAL_S", 0.001)
+
+    async def scenario(rig):
+        await rig.only_on_disk({b"%d" % number: b"v" for number in range(20)})
+        gate, (lane,) = rig.gate("write"), rig.cache.write_back.lanes
+        touch, told = rig.long.touch, []
+
+        def noting(keys):
+            told.extend(keys)
+            return touch(keys)
+
+        rig.long.touch = noting
+        assert rig.put(b"k", b"v") == "stored"
+        await gate.wait_entered()
+        for turn in range(200):
+            rig.cache.write_back.touch_path(rig.disk_key(b"%d" % (turn % 20)))
+            await asyncio.sleep(0.002)
+        assert rig.long._writer._work_queue.qsize() <= 1
+        assert len(lane.tasks) <= 2
+        gate.opened.set()
+        await rig.ticking(lambda: len(set(told)) == 20)
+        # The last uses are the last told of.
+        rig.cache.write_back.touch_path(rig.disk_key(b"7"))
+        await rig.ticking(lambda: told[-1] == rig.disk_key(b"7"))
+        assert len(told) <= 60
+
+    on_rig(scenario)

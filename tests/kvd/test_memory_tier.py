@@ -82,7 +82,7 @@ def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monke
     held = []
     for number in range(SLOTS // 2):
         held.append(_store(memory, space, b"h%d" % number, promoted=True))
-    assert [block.place is None for block in held] == [False] * 4 + [True] * 4
+    assert [block.queue is None for block in held] == [False] * 4 + [True] * 4
 
 
 def test_many_slots_are_reserved_in_one_look(memory, space):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import kvd
 from kvd.errors import ConfigError, ProtocolError
 from kvd.namespaces import FILE_NAME, Namespaces
 
@@ -145,3 +146,37 @@ def test_names_lost_to_damage_are_said_and_learnt_anew(running, document):
         assert client.flush(5).pending == 0
     saved = json.loads((running.long_path / FILE_NAME).read_text())
     assert sorted(saved["namespaces"]) == ["m", "n"]
+
+
+def test_names_that_cannot_be_written_cost_no_blocks(running, document, wait_until):
+    """On a full disk the region has room of its own, but every block of a namespace that was not
+    listed yet was dropped with the list."""
+    in_the_way = running.long_path / FILE_NAME
+    in_the_way.mkdir()
+    with running.client() as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", b"v")
+        assert client.flush(10) == kvd.Flushed(1, 0, 0)
+        assert "names of namespaces are not written" in running.log
+        (health,) = document("status", "--socket", running.socket)["health"]
+        assert health["state"] == "ok"
+        assert "names of namespaces are not written" in health["detail"]
+        in_the_way.rmdir()
+        assert blocks.put(b"l", b"v")
+        assert client.flush(10) == kvd.Flushed(2, 0, 0)
+    assert list(json.loads(in_the_way.read_text())["namespaces"]) == ["m"]
+    (health,) = document("status", "--socket", running.socket)["health"]
+    assert health["detail"] == ""
+    assert list(running.long_path.glob("*tmp*")) == list(running.long_path.glob(".writing*")) == []
+
+
+def test_a_purge_is_done_also_where_the_names_cannot_be_written(running, document):
+    with running.client() as client:
+        assert client.namespace("m").put(b"k", b"v")
+        assert client.flush(10).durable == 1
+        (running.long_path / FILE_NAME).unlink()
+        (running.long_path / FILE_NAME).mkdir()
+        purged = document("purge", "m", "--yes", "--socket", running.socket)
+        assert purged["long"]["entries"] == 1
+        assert client.namespace("m").get(b"k") is None
+    assert "still lists what was purged" in running.log

@@ -3,20 +3,16 @@
 import json
 import random
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
+from tablespace.policy import EvictionQueue, GhostTable, Ranked, ValueRule
 
 from kvd.__main__ import main as kvd
-from kvd.policy.ghosts import GhostTable
 from kvd.policy.live import Sampled
-from kvd.policy.queue import EvictionQueue
-from kvd.policy.ranked_cache import Entry
 from kvd.policy.region_policy import RegionPolicy
-from kvd.policy.rules import POLICIES, make_rule
+from kvd.policy.rules import LONG_HALF_LIFE_S, POLICIES, make_rule
 from kvd.policy.simulation import Simulation, distinct_blocks, simulate
-from kvd.policy.value import LONG_HALF_LIFE_S, ValueRule
 from kvd.replay.generate import Shape, generate
 
 
@@ -53,7 +49,7 @@ def test_leading_blocks_outlive_those_behind_them():
     rule = make_rule("value", 1000)
     queue = EvictionQueue(rule.resolution)
     for position in range(64):
-        entry = Entry(position, position)
+        entry = Ranked(position, position)
         rule.stored(entry)
         queue.add(entry)
     assert [entry.position for entry in queue] == list(range(63, -1, -1))
@@ -61,37 +57,33 @@ def test_leading_blocks_outlive_those_behind_them():
 
 def test_an_empty_slot_is_worth_less_than_a_full_one():
     rule = make_rule("value", 1000)
-    full = Entry(2, 0)
+    full = Ranked(2, 0)
     rule.stored(full)
-
-    class Half(Entry):
-        fill = 0.5
-
-    half = Half(1, 0)
+    half = Ranked(1, 0, 0.5)
     rule.stored(half)
     assert half.rank == pytest.approx(full.rank - 1.0, abs=0.01)
 
 
 def test_credit_for_reuse_is_bounded_and_survives_eviction():
     rule = ValueRule(100, trial=False)
-    entry = Entry(1, 0)
+    entry = Ranked(1, 0)
     rule.stored(entry)
     ranks = []
     for number in range(8):
         for other in range(50):
-            rule.stored(Entry(1000 * number + other + 10, 0))
+            rule.stored(Ranked(1000 * number + other + 10, 0))
         rule.used(entry)
         ranks.append(entry.reuses)
     assert ranks[0] == 1 and ranks[-1] == max(ranks) == 2
     rule.left(entry)
-    again = Entry(1, 0)
+    again = Ranked(1, 0)
     rule.stored(again)
     assert again.reuses == 2
 
 
 def test_uses_close_together_are_one():
     rule = ValueRule(6400, trial=False)
-    entry = Entry(1, 0)
+    entry = Ranked(1, 0)
     rule.stored(entry)
     for _ in range(20):  # A prefetch, the read, the refresh, other ranks of the same engine.
         rule.used(entry)
@@ -101,7 +93,7 @@ def test_uses_close_together_are_one():
 
 def test_the_half_life_follows_the_distance_between_uses():
     rule = ValueRule(1000, trial=False)
-    entries = [Entry(number, 0) for number in range(300)]
+    entries = [Ranked(number, 0) for number in range(300)]
     for entry in entries:
         rule.stored(entry)
     for _ in range(20):
@@ -113,7 +105,7 @@ def test_the_half_life_follows_the_distance_between_uses():
 def test_a_day_unused_halves_the_worth_on_the_long_tier():
     now = 0.0
     rule = ValueRule(1000, half_life_s=LONG_HALF_LIFE_S, clock=lambda: now)
-    old, new = Entry(1, 0), Entry(2, 0)
+    old, new = Ranked(1, 0), Ranked(2, 0)
     rule.stored(old)
     now = 86400.0
     rule.stored(new)
@@ -144,7 +136,7 @@ def test_a_queue_keeps_its_entries_in_order(seed, resolution):
         clock += 0.01
         act = draw.random()
         if act < 0.4 or not alive:
-            entry = Entry(0, 0)
+            entry = Ranked(0, 0)
             entry.rank = clock
             queue.add(entry)
             alive.append(entry)
@@ -186,6 +178,39 @@ def test_a_region_policy_counts_what_left_after_it_was_named():
     assert list(policy.victims(512, 1)) == []
 
 
+def test_a_region_policy_told_of_many_keys_does_what_it_does_told_of_each():
+    draw = random.Random(4)
+    at_once, one_by_one = (
+        RegionPolicy(make_rule("value", 300, half_life_s=60.0, clock=lambda: 0.0))
+        for _ in range(2)
+    )
+    present = set()
+    for _ in range(300):
+        keys = [b"%d" % draw.randrange(900) for _ in range(draw.randrange(1, 12))]
+        new = sorted(set(keys) - present)
+        sizes = [4096 * (1 + len(key) % 2) for key in new]
+        for key in new:
+            for policy in (at_once, one_by_one):
+                policy.expect(key, len(key), 3000)
+        at_once.inserted_many(new, sizes)
+        for each in zip(new, sizes, strict=True):
+            one_by_one.inserted(*each)
+        present.update(new)
+        at_once.used_many(keys)
+        for key in keys:
+            one_by_one.used(key)
+        for size in (4096, 8192):
+            names = list(at_once.victims(size, 8))
+            assert names == list(one_by_one.victims(size, 8))
+            gone = [key for key in names[:8] if len(present) > 300]
+            at_once.removed_many([*gone, b"absent"])
+            for key in gone:
+                one_by_one.removed(key)
+            present.difference_update(gone)
+    assert at_once.evictions == one_by_one.evictions > 0
+    assert at_once.reclaimed_bytes == one_by_one.reclaimed_bytes
+
+
 def test_a_live_curve_grows_with_capacity_and_agrees_with_a_whole_simulation():
     requests = [request.hash_ids for request in generate(Shape(conversations=300), seed=2)]
     distinct = distinct_blocks(requests)
@@ -194,7 +219,7 @@ def test_a_live_curve_grows_with_capacity_and_agrees_with_a_whole_simulation():
     assert rule.curve()[0].requested_blocks == 0
     for hash_ids in requests:
         for hash_id in hash_ids:
-            rule.used(Entry(hash_id, 0))
+            rule.used(Ranked(hash_id, 0))
     ratios = [row.hit_ratio for row in rule.curve()]
     assert ratios == sorted(ratios)
     for row in rule.curve():
@@ -275,7 +300,7 @@ def test_the_cost_of_a_use_and_of_an_eviction_does_not_grow_with_the_number():
     for count in (2_000, 100_000):
         rule = Sampled("value", count)
         queue = EvictionQueue(rule.resolution)
-        entries = [Entry(number, number % 16) for number in range(count)]
+        entries = [Ranked(number, number % 16) for number in range(count)]
         for entry in entries:
             rule.stored(entry)
             queue.add(entry)
@@ -301,18 +326,19 @@ def test_the_cost_of_a_use_and_of_an_eviction_does_not_grow_with_the_number():
 def test_a_queue_keeps_nothing_of_entries_that_left(resolution):
     """Each moment has a bucket; where blocks left otherwise than by eviction they stayed."""
 
-    @dataclass(eq=False)
-    class Ranked:
-        rank: float
+    def ranked(rank):
+        entry = Ranked()
+        entry.rank = rank
+        return entry
 
     queue = EvictionQueue(resolution)
-    oldest = Ranked(0.0)
+    oldest = ranked(0.0)
     queue.add(oldest)
-    kept = [Ranked(1.0) for _ in range(8)]
+    kept = [ranked(1.0) for _ in range(8)]
     for each in kept:
         queue.add(each)
     for number in range(2000):
-        passing = Ranked(float(number))
+        passing = ranked(float(number))
         queue.add(passing)
         moving = kept[number % len(kept)]
         moving.rank = number + 2.0
@@ -321,5 +347,4 @@ def test_a_queue_keeps_nothing_of_entries_that_left(resolution):
     assert len(queue) == 9 and queue.first() is oldest
     assert next(iter(queue)) is oldest and set(queue) == {oldest, *kept}
     assert queue.lowest(9) == list(queue)
-    assert len(queue._buckets) <= len(queue)
-    assert len(queue._heap) <= 2 * len(queue) + 65
+    assert queue.bucket_count <= len(queue)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
+from tablespace.policy import RankedCache, ValueRule
 
-from kvd.policy.ranked_cache import RankedCache
 from kvd.policy.simulation import distinct_blocks, simulate
-from kvd.policy.value import ValueRule
 from kvd.replay.generate import Shape, generate
 
 

@@ -107,6 +107,24 @@ def test_a_path_that_is_no_region_is_refused(tmp_path, command):
     assert command("purge", "--socket", tmp_path / "s", "--all", "--yes")[0] == 1
 
 
+def test_a_region_whose_making_was_refused_is_none(daemons, tmp_path, command):
+    """A start that was refused for want of room left the beginnings of a region, and a purge of it
+    made a whole one, of a size that nobody had asked for."""
+    daemon = daemons("--long-bytes", "90T")
+    with open(daemon.log_path, "ab") as log:
+        words = [sys.executable, "-m", "kvd", *daemon.flags]
+        assert subprocess.run(words, stderr=log, timeout=60, check=False).returncode == 2
+    assert "90T" in daemon.log
+    at = ["--long-path", daemon.long_path]
+    for asked in (["purge", "--all", "--yes"], ["purge", "--all", "--dry-run"], ["status"]):
+        status, out, err = command(*asked, *at)
+        assert (status, out) == (2, "") and "no region" in err and str(daemon.long_path) in err
+    files = [path for path in daemon.long_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == 0
+    daemon.flags[-1] = "16M"
+    daemon.start()
+
+
 def test_a_region_in_use_is_not_purged_behind_its_daemons_back(running, command):
     status, _, err = command("purge", "--long-path", running.long_path, "--all", "--yes")
     assert status == 1

@@ -102,7 +102,7 @@ class Tier:
             assert each.slot_count == sum(slab.slot_count for slab in each.slabs)
             for slab in each.slabs:
                 inside = [block for block in slab.blocks if block is not None]
-                assert slab.evictable == sum(block.place is not None for block in inside)
+                assert slab.evictable == sum(block.queue is not None for block in inside)
             for block in blocks:
                 assert block.length <= block.slot_bytes == each.slot_bytes
                 assert block.offset == self.arena.offset(block.slot)
@@ -285,7 +285,7 @@ class TestSlabs:
         # Nor does a class keep one that it got and did not use.
         assert tier.store(b"large", b"x" * (128 * K)) is None
         for block in blocks:
-            if not block.gone and block.place is None:
+            if not block.gone and block.queue is None:
                 memory.place(block)
         memory.taking.keep_promises()
         assert len(memory.classes[128 * K].slabs) == 1 and memory.slabs.spare_slabs == 0

@@ -261,9 +261,10 @@ def test_a_memory_smaller_than_an_engines_cache_is_advised_against_once(daemons)
 
 
 def test_nothing_is_warned_about_when_all_is_well(daemons):
-    """A peer warned at start of a setting that was lost when it was not."""
+    """A peer warned at start of a setting that was lost when it was not; an engine whose version
+    nobody knew ended it."""
     daemon = daemons(disk=False).start()
-    with daemon.client(engine="vllm", l1_bytes=1 << 20, block_bytes=65536) as client:
+    with daemon.client(engine="some engine 99.9", l1_bytes=1 << 20, block_bytes=65536) as client:
         assert client.namespace("m").put(b"k", b"v")
         notes = client.stats().notes
     assert daemon.stop() == 0

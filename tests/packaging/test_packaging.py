@@ -180,6 +180,21 @@ def test_every_native_module_is_built() -> None:
         assert f"'{path.stem}'" in meson, f"{path.name} is in no extension_module"
 
 
+def test_every_package_is_installed() -> None:
+    """One was missing: nobody noticed in a tree that is installed as it stands."""
+    listed = toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
+    there = {
+        ".".join((name, *path.parent.relative_to(ROOT / folder).parts))
+        for name, folder in listed["package-dir"].items()
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert len(there) > 5 and set(listed["packages"]) == there
+    for path in (ROOT / "kvd").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            parts = path.relative_to(ROOT / "kvd")
+            assert any(parts.match(pattern) for pattern in listed["package-data"]["kvd"]), parts
+
+
 # READMEs.
 
 

@@ -32,12 +32,12 @@ from tablespace.errors import (
     TablespaceError,
     ValueTooLargeError,
 )
-from tablespace.eviction import EvictionPolicy
+from tablespace.eviction import BatchEvictionPolicy, EvictionPolicy
 from tablespace.follower import Follower
 from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
-from tablespace.recovery import Damage, RecoveryReport
+from tablespace.recovery_report import Damage, RecoveryReport
 from tablespace.stats import Entry, FollowerStats, PoolStats, Scrubbed, StoreStats
 from tablespace.store import Store
 from tablespace.verification import DamagedValue
@@ -46,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlignedBuffer",
+    "BatchEvictionPolicy",
     "BusyError",
     "Classification",
     "ClosedError",

@@ -11,10 +11,11 @@ import logging
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
+from tablespace._core.event_runs import next_run
 from tablespace._core.key_index import KeyIndex
 from tablespace._core.victim_list import VictimList
 
@@ -32,7 +33,14 @@ _CALLS = {
     "removed": ("key",),
     "victims": ("slot_bytes", "wanted"),
 }
+_BATCH_CALLS = {
+    "inserted_many": ("keys", "slot_sizes"),
+    "used_many": ("keys",),
+    "removed_many": ("keys",),
+}
 _METHODS = {b"i": "inserted", b"u": "used", b"r": "removed"}
+# Events of one kind that a policy is told in one call.
+RUN = 4096
 
 
 @runtime_checkable
@@ -47,6 +55,11 @@ class EvictionPolicy(Protocol):
     anew is `removed`, then `inserted`.  An entry that was evicted, deleted or found damaged is
     `removed`.  Methods must not use the store: writing raises RuntimeError.  What they raise is
     logged once and changes nothing for the store's callers.
+
+    A policy may also have any of `inserted_many(keys, slot_sizes)`, `used_many(keys)` and
+    `removed_many(keys)`, see `BatchEvictionPolicy`.  Where it has one, up to 4096 events of that
+    kind that follow each other are told in one call of it, in their order, and the method for
+    one key is not called: a batch of reads costs one call and one lock.
     """
 
     def inserted(self, key: bytes, slot_bytes: int) -> None:
@@ -65,6 +78,20 @@ class EvictionPolicy(Protocol):
         so naming more than `wanted` (a generator over all) is welcome, and what is not taken
         stays.  That a key was taken is told by `removed`.
         """
+
+
+@runtime_checkable
+class BatchEvictionPolicy(EvictionPolicy, Protocol):
+    """A policy that is told of many keys at once."""
+
+    def inserted_many(self, keys: Sequence[bytes], slot_sizes: Sequence[int]) -> None:
+        """Keys were stored, each in a slot of so many bytes."""
+
+    def used_many(self, keys: Sequence[bytes]) -> None:
+        """Values were read, or named in `touch_many`."""
+
+    def removed_many(self, keys: Sequence[bytes]) -> None:
+        """Entries are gone."""
 
 
 def check_eviction(eviction: str | EvictionPolicy) -> None:
@@ -86,7 +113,9 @@ def check_eviction(eviction: str | EvictionPolicy) -> None:
 
 def _check_calls(policy: EvictionPolicy) -> None:
     """Raise ValueError for a method that cannot be called as the store will."""
-    for name, arguments in _CALLS.items():
+    for name, arguments in (_CALLS | _BATCH_CALLS).items():
+        if not hasattr(policy, name):
+            continue  # Of the three that need not be there.
         try:
             signature = inspect.signature(getattr(policy, name))
         except (TypeError, ValueError):
@@ -161,25 +190,27 @@ class Eviction:
             return
         try:
             self._teller = threading.get_ident()
-            self._deliver(self._policy, len(self._events) if wait else BACKLOG)
+            self._deliver(len(self._events) if wait else BACKLOG)
         finally:
             self._teller = None
             self._telling.release()
 
-    def _deliver(self, policy: EvictionPolicy, limit: int) -> None:
-        while self._events and limit:
-            limit -= 1
-            event = self._events.popleft()
-            what, key = event[:1], event[5:]
-            try:
-                if what == b"i":
-                    policy.inserted(key, int.from_bytes(event[1:5], sys.byteorder))
-                elif what == b"u":
-                    policy.used(key)
-                else:
-                    policy.removed(key)
-            except Exception as error:
-                self._complain(f"{_METHODS[what]}() raised {error!r}")
+    def _deliver(self, limit: int) -> None:
+        while limit > 0 and self._events:
+            name = _METHODS[self._events[0][:1]]
+            takes_many = hasattr(self._policy, f"{name}_many")
+            keys, slot_sizes = next_run(self._events, min(limit, RUN) if takes_many else 1)
+            limit -= len(keys)
+            if takes_many:
+                self._call(f"{name}_many", (keys, slot_sizes) if slot_sizes else (keys,))
+            else:
+                self._call(name, (keys[0], *slot_sizes))
+
+    def _call(self, name: str, arguments: Iterable[object]) -> None:
+        try:
+            getattr(self._policy, name)(*arguments)
+        except Exception as error:
+            self._complain(f"{name}() raised {error!r}")
 
     def victims(self, wanted: int, pool: int) -> VictimList:
         """Choose up to `wanted` entries of a pool; the leading thread of a commit asks."""

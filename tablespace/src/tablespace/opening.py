@@ -43,11 +43,11 @@ from tablespace.prewrite import reason_against
 from tablespace.recovery import (
     RECOVER_MODES,
     Recovered,
-    RecoveryReport,
     new_index,
     recover,
     start_files,
 )
+from tablespace.recovery_report import RecoveryReport
 from tablespace.region import (
     REGION_NAME,
     Region,
@@ -283,6 +283,12 @@ def open_directory(
     try:
         notes: list[str] = []
         region = _read_or_begin(directory, lock, recover_mode, notes)
+        if region is None and not create and not notes:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "no region here (and create=False): making one was cut short",
+                directory.path,
+            )
         directory.make(CONTAINERS)
         choice = choose_io(directory, io_mode, io_engine)
         choice.reasons.append(durability.reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 from tablespace.io.read_batch import ReadBatch
@@ -229,3 +229,94 @@ def test_anything_else_is_refused_by_name(open_small: Opener, wrong: object) -> 
     with pytest.raises(ValueError, match="eviction must be one of lru, fifo"):
         open_small(eviction=wrong)
     assert isinstance(MostRecentlyPut(), tablespace.EvictionPolicy)
+
+
+class Batched(MostRecentlyPut):
+    """A policy that is told of many keys at once, and records the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[object, ...]] = []
+
+    def inserted_many(self, keys: Sequence[bytes], slot_sizes: Sequence[int]) -> None:
+        self.calls.append(("inserted", *zip(keys, slot_sizes, strict=True)))
+        for key, slot_bytes in zip(keys, slot_sizes, strict=True):
+            super().inserted(key, slot_bytes)
+
+    def used_many(self, keys: Sequence[bytes]) -> None:
+        self.calls.append(("used", *keys))
+
+    def removed_many(self, keys: Sequence[bytes]) -> None:
+        self.calls.append(("removed", *keys))
+        for key in keys:
+            super().removed(key)
+
+    def inserted(self, key: bytes, slot_bytes: int = 0) -> None:
+        raise AssertionError("told of one key, though it takes many")
+
+    used = removed = inserted
+
+
+def test_a_policy_that_takes_many_keys_is_told_of_runs_in_order(open_small: Opener) -> None:
+    policy = Batched()
+    assert isinstance(policy, tablespace.BatchEvictionPolicy)
+    store = open_small(slot_bytes=["4K", "16K"], eviction=policy)
+    store.put_many([(b"a", b"1"), (b"b", bytes(10_000)), (b"c", b"1")])
+    store.get_many([b"b", b"absent", b"a"])
+    store.touch_many([b"a", b"c"])
+    store.put(b"a", b"2")
+    store.delete_many([b"b", b"c"])
+    assert policy.calls == [
+        ("inserted", (b"a", 4096), (b"b", 16384), (b"c", 4096)),
+        ("used", b"b", b"a"),
+        ("used", b"a", b"c"),
+        ("removed", b"a"),
+        ("inserted", (b"a", 4096)),
+        ("removed", b"b", b"c"),
+    ]
+    assert complaint(store) == ""
+    store.close()
+    again = Batched()
+    open_small(slot_bytes=["4K", "16K"], eviction=again)
+    assert again.calls == [("inserted", (b"a", 4096))]
+
+
+def test_runs_are_bounded_and_what_is_not_taken_by_many_is_told_one_by_one(
+    open_small: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class UsesAtOnce(MostRecentlyPut):
+        def used_many(self, keys: Sequence[bytes]) -> None:
+            runs.append(len(keys))
+            self.uses += keys
+
+    monkeypatch.setattr("tablespace.eviction.RUN", 3)
+    runs: list[int] = []
+    policy = UsesAtOnce()
+    store = open_small(eviction=policy)
+    store.put_many((key, key) for key in KEYS)
+    store.get_many(KEYS[:8])
+    assert runs == [3, 3, 2] and policy.uses == KEYS[:8]
+    assert list(policy.order) == KEYS
+    assert complaint(store) == ""
+
+
+def test_a_call_for_many_that_raises_is_named_and_the_next_are_made(open_small: Opener) -> None:
+    class Failing(Batched):
+        def used_many(self, keys: Sequence[bytes]) -> None:
+            raise OSError("of the policy")
+
+    policy = Failing()
+    store = open_small(on_full="evict", eviction=policy)
+    keys = fill(store)
+    assert store.get(keys[-1]) == keys[-1]
+    assert "used_many() raised OSError" in complaint(store)
+    assert set(policy.order) == set(store)
+    audit(store)
+
+
+def test_a_call_for_many_that_cannot_be_made_is_refused_at_once(open_small: Opener) -> None:
+    class Mistaken(MostRecentlyPut):
+        def used_many(self) -> None: ...
+
+    with pytest.raises(ValueError, match=r"used_many\(self\)|used_many\(\)"):
+        open_small(eviction=Mistaken())

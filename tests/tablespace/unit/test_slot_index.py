@@ -150,9 +150,12 @@ class TestLookups:
     ) -> None:
         reader = shared.reader()
         store_u64(shared.heartbeat, 0, time.monotonic_ns())
+        shared.store(0, b"k", b"12345678")
         assert not reader.is_current()
+        assert reader.get_into_if_current(1, b"k", bytearray(8)) == -1
         reader.checked()
         assert reader.is_current()
+        assert reader.get_into_if_current(1, b"k", bytearray(8)) == 8
         store_u64(shared.heartbeat, 0, time.monotonic_ns() - 21 * 10**8)
         assert not reader.is_current()
         store_u64(shared.heartbeat, 0, time.monotonic_ns())

@@ -227,6 +227,18 @@ def test_a_missing_region_is_not_made_when_asked_not_to(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_a_region_whose_making_was_cut_short_is_not_made_when_asked_not_to(tmp_path: Path) -> None:
+    """It was made after all, with the default budget of 64 GiB."""
+    with pytest.raises(OSError, match="the region needs"):
+        tablespace.open(tmp_path / "r", max_bytes="900T", container_bytes="1T", slot_bytes="64K")
+    before = {path: path.stat().st_size for path in (tmp_path / "r").rglob("*")}
+    for recover in ("strict", "salvage", "empty"):
+        with pytest.raises(FileNotFoundError, match="no region here"):
+            tablespace.open(tmp_path / "r", create=False, recover=recover)
+    assert {path: path.stat().st_size for path in (tmp_path / "r").rglob("*")} == before
+    tablespace.open(tmp_path / "r", max_bytes="1M", slot_bytes="64K").close()
+
+
 @pytest.mark.parametrize("option", ["io_mode", "io_engine", "recover", "on_full", "eviction"])
 def test_an_unknown_choice_is_refused_with_the_accepted_ones(
     open_small: Opener, option: str

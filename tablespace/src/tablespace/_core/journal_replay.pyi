@@ -7,6 +7,7 @@ class JournalReplay:
     group: int
     lenient: bool
     applied: int
+    missing: int
     problem: str | None
     def __init__(self, index: KeyIndex, seq: int) -> None: ...
     def feed(self, data: bytes, start: int = 0) -> int: ...

@@ -1,5 +1,7 @@
 from tablespace.io.device import Device, IoQueue
 
+def statx_refusal() -> int: ...
+
 class PosixDevice(Device):
     def __init__(
         self,

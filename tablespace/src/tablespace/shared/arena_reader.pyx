@@ -112,7 +112,7 @@ cdef class ArenaReader:
         self._require_open()
         return self._age()
 
-    def is_current(self):
+    cpdef bint is_current(self):
         """Return whether the heartbeat is fresh and `checked` was called a short time ago."""
         cdef uint64_t now
         if self._stopped or self._held < 2:
@@ -191,7 +191,7 @@ cdef class ArenaReader:
 
     # -- copying -------------------------------------------------------------------------------
 
-    def get_into(self, uint64_t namespace_id, key, buffer):
+    cpdef int64_t get_into(self, uint64_t namespace_id, key, buffer) except? -2:
         """Copy a block into a buffer; return its length, or -1 for a miss.
 
         Raises
@@ -224,6 +224,10 @@ cdef class ArenaReader:
         if length >= 0:
             self._count(&seen)
         return length
+
+    def get_into_if_current(self, uint64_t namespace_id, key, buffer):
+        """Do what `get_into` does, but miss where `is_current` would say no; in one call."""
+        return self.get_into(namespace_id, key, buffer) if self.is_current() else MISS_CODE
 
     def get_bytes(self, uint64_t namespace_id, key):
         """Return a block's bytes, or None for a miss."""

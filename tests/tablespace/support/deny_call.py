@@ -1,22 +1,28 @@
-"""Run a script with io_uring_setup refused by a seccomp filter: deny_io_uring.py ERRNO SCRIPT."""
+"""Run a script with a system call refused by a seccomp filter: deny_call.py NAME ERRNO SCRIPT."""
 
 import ctypes
+import platform
 import runpy
 import struct
 import sys
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
-IO_URING_SETUP = 425  # The same number on every architecture.
+# Those of io_uring are the same on every architecture.
+NUMBERS = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "statx": {"x86_64": 332}.get(platform.machine(), 291),
+}
 
 
-def deny(errno: int) -> None:
-    """Make io_uring_setup fail with `errno` for this process and its children."""
+def deny(name: str, errno: int) -> None:
+    """Make a system call fail with `errno` for this process and its children."""
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (
             (0x20, 0, 0, 0),  # load the system call's number
-            (0x15, 0, 1, IO_URING_SETUP),  # not ours: skip one
+            (0x15, 0, 1, NUMBERS[name]),  # not ours: skip one
             (0x06, 0, 0, SECCOMP_RET_ERRNO | errno),
             (0x06, 0, 0, SECCOMP_RET_ALLOW),
         )
@@ -30,5 +36,5 @@ def deny(errno: int) -> None:
 
 
 if __name__ == "__main__":
-    deny(int(sys.argv[1]))
-    runpy.run_path(sys.argv[2], run_name="__main__")
+    deny(sys.argv[1], int(sys.argv[2]))
+    runpy.run_path(sys.argv[3], run_name="__main__")

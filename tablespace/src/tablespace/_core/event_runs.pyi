@@ -1,0 +1,3 @@
+from collections import deque
+
+def next_run(events: deque[bytes], limit: int) -> tuple[list[bytes], list[int]]: ...
