@@ -413,8 +413,9 @@ class _Loading:
             at = replay.feed(data, at)
             if at >= len(data):
                 return without_filler(data, start, at)
-            torn = last and not later_group_follows(data, at, replay.place)
-            if torn:
+            # A whole record that cannot be applied is none, once others before it are lost.
+            tail = last and not (replay.lenient and replay.whole)
+            if tail and not later_group_follows(data, at, replay.place):
                 self.report.torn_bytes += len(data) - at
                 return without_filler(data, start, at)
             problem = CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))

@@ -12,6 +12,7 @@ SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
 NUMBERS = {
     "io_uring_setup": 425,
     "io_uring_enter": 426,
+    "io_uring_register": 427,
     "statx": {"x86_64": 332}.get(platform.machine(), 291),
 }
 

@@ -75,6 +75,13 @@ def test_a_container_whose_claim_is_lost_has_the_slots_that_its_values_need() ->
     made, whole = replay(put(2, slot=1, length=5000), lenient=True, sizes=(4096, 8192))
     assert whole and b"key-2" in made.index
     assert made.index.allocator.pool_stats()[1][:2] == (8192, 1)
+    # Of another size before, and empty: its move is lost.
+    made, whole = replay(claim(1), put(3, slot=1, length=5000), lenient=True, sizes=(4096, 8192))
+    assert whole and made.index.allocator.pool_stats()[1][:2] == (8192, 1)
+    made, whole = replay(
+        claim(1), put(2), put(4, slot=1, length=5000), lenient=True, sizes=(4096, 8192)
+    )
+    assert not whole and made.whole
     made, whole = replay(put(2, slot=1, length=9000), lenient=True, sizes=(4096, 8192))
     assert not whole and "which no record before it gave a slot size" in str(made.problem)
 

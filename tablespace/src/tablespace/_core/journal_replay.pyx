@@ -56,6 +56,8 @@ cdef class JournalReplay:
         Numbers that no record had; passed over when `lenient`.
     problem : str or None
         Why `feed` stopped.
+    whole : bool
+        Whether it stopped at a record whose checksum fits.
     """
 
     cdef readonly KeyIndex index
@@ -65,6 +67,7 @@ cdef class JournalReplay:
     cdef readonly uint64_t applied
     cdef readonly uint64_t missing
     cdef readonly object problem
+    cdef readonly bint whole
     cdef public bint lenient
 
     def __init__(self, KeyIndex index not None, uint64_t seq):
@@ -86,6 +89,7 @@ cdef class JournalReplay:
         cdef const char *newline
         cdef Record record
         self.problem = None
+        self.whole = False
         while at < total:
             newline = <const char *>memchr(base + at, 10, total - at)
             if newline == NULL:
@@ -100,6 +104,7 @@ cdef class JournalReplay:
                 self.problem = "not a record whose checksum fits"
                 break
             if not self.apply(&record):
+                self.whole = True
                 break
             at += length + 1
         return at
@@ -174,8 +179,8 @@ cdef class JournalReplay:
 
     cdef bint put(self, Record *record) except -1:
         cdef int pool
-        if self.lenient and self.index.allocator.pool_of[record.container] < 0:
-            # The record that gave it a slot size is lost; values are in the smallest that fits.
+        if self.lenient and not self.index.fits(record.container, record.slot, record.length):
+            # The record that gave it its slot size is lost; values are in the smallest that fits.
             pool = self.index.allocator.pool_for(record.length)
             if pool >= 0:
                 self.index.allocator.assign(record.container, pool)

@@ -138,7 +138,6 @@ def choose_io(
     return choice
 
 
-<<<<<<< HEAD
 def _note_statx(choice: IoChoice) -> None:
     code = posix_device.statx_refusal()
     if code:
@@ -146,7 +145,8 @@ def _note_statx(choice: IoChoice) -> None:
         reason = f"link counts by fstat, so that syncs write inodes more often: statx gave {name}"
         choice.reasons.append(reason)
         choice.warnings.append(reason)
-=======
+
+
 def open_queue(directory: Directory, choice: IoChoice, depth: int) -> IoQueue:
     """Make the writer's queue; where its ring is refused after all, one of threads.
 
@@ -173,7 +173,6 @@ def open_queue(directory: Directory, choice: IoChoice, depth: int) -> IoQueue:
     choice.reasons.append(f"engine posix (pread/pwrite threads): a further io_uring: {problem}")
     choice.warnings.append(f"io_uring not usable, using pread/pwrite threads: {problem}")
     return queue
->>>>>>> casest
 
 
 def _choose_engine(choice: IoChoice, io_engine: str) -> None:
