@@ -42,7 +42,8 @@ class Client:
     timeout_s : float
         Bound of every wait.
     block_bytes, l1_bytes, engine
-        What HELLO tells the daemon, so that it can warn about sizes that do not fit.
+        What HELLO tells the daemon: memory gets slots for blocks of `block_bytes`, and it warns
+        about sizes that do not fit. Without it the slots have `--tablespace-slot-bytes`.
     map_arena : bool
         False for a client that only asks for counters: it costs the daemon nothing.
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from kvd.arena_layout import PAGE_BYTES
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
 from kvd.long_limits import MAX_SLOT_BYTES, MAX_SLOT_SIZES
@@ -22,6 +21,7 @@ from kvd.long_values import LongCounters
 from kvd.owed_deletions import OwedDeletions
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
+from kvd.slab_geometry import PAGE_BYTES
 from tablespace import ClosedError, FailedError, TablespaceError, checksum64
 
 DEFAULT_TIMEOUT_S = 2.0

@@ -336,11 +336,15 @@ class LaneInfo(msgspec.Struct):
 
 
 class ArenaInfo(msgspec.Struct):
-    """The geometry of the memfds, which the client checks against what it maps."""
+    """The geometry of the memfds, which the client checks against what it maps.
+
+    `slot_count` is how many slot numbers there are: `slots_per_slab` for each slab.
+    """
 
     uuid: str
     slot_count: int
-    slot_bytes: int
+    slab_bytes: int
+    slots_per_slab: int
     index_bytes: int
     data_bytes: int
     lane: LaneInfo | None = None

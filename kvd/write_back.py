@@ -60,7 +60,7 @@ class WriteBack:
         self.admission = admission
         self.budget = budget or WriteBudget(0)
         self.flush_interval_s = flush_interval_s
-        share = max(memory.arena.slot_bytes, max_queue_bytes // len(long_paths.tiers))
+        share = max(memory.arena.geometry.slab_bytes, max_queue_bytes // len(long_paths.tiers))
         self._lanes = {tier: WriteLane(self, tier, share) for tier in long_paths.tiers}
         self.lanes: Sequence[WriteLane] = list(self._lanes.values())
         self.limits = ExpiryLimits(long_paths, namespaces.limits)

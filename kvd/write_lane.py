@@ -285,7 +285,7 @@ class WriteLane:
         call: asyncio.Future[list[Outcome]] | Exception
         try:
             arena = self._memory.arena
-            group.views += [arena.view(block.slot, block.length) for block in group.blocks]
+            group.views += [arena.view_at(block.offset, block.length) for block in group.blocks]
             items = [
                 WriteItem(
                     block.disk_key,
