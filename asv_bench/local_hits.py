@@ -26,6 +26,7 @@ from pathlib import Path
 import roofline
 
 import kvd
+from kvd import protocol
 
 BLOCK = 65536
 DESTINATION = 64 << 20
@@ -107,7 +108,8 @@ def one_round(
     """Measure everything once over the same blocks."""
     blocks = client.namespace("bench")
     reader, space = reader_of(client, "bench")
-    where = [reader.index.find(space, key)[0] * BLOCK for key in keys]
+    found = client.ask(protocol.BatchGet(namespace="bench", keys=keys), protocol.Found)
+    where = [hit.offset for hit in found.hits if hit is not None]
     half = [key if at % 2 else key[::-1] for at, key in enumerate(keys)]
     samples.setdefault("roofline copy", []).append(1e6 / roofline.copy(256 << 20))
     take(samples, "memmove", len(targets), lambda: moves(client, where, targets))
