@@ -14,6 +14,7 @@ COMMANDS = {
     "quota": "kvd.commands.quota",
     "replay": "kvd.replay",
     "size": "kvd.policy.cli",
+    "soak": "kvd.soak",
     "statctl": "kvd.statctl",
     "status": "kvd.commands.status",
     "top": "kvd.commands.top",

@@ -1,7 +1,8 @@
-"""The daemon's side of the shared arena: its memfds, their slots, and which are populated."""
+"""The daemon's side of the shared arena: its memfds, their slabs, and which are populated."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import mmap
@@ -10,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tablespace.shared import Lane, SlotIndex, store_u64
 
@@ -21,33 +21,20 @@ from kvd.arena_layout import (
     INDEX_SEALS,
     LAYOUT_VERSION,
     MAGIC,
-    PAGE_BYTES,
     RECORDS_OFFSET,
     index_bytes,
     table_offset,
 )
-from kvd.errors import ConfigError
-from kvd.pages import Pages, map_aligned
+from kvd.pages import Pages, huge_memfd, map_aligned
 from kvd.protocol import ArenaInfo, LaneInfo
 from kvd.shared_index import open_index
+from kvd.slab_geometry import HUGE_PAGE_BYTES, SlabGeometry
 
 logger = logging.getLogger(__name__)
 
-# One step of population. 16 MiB take about 10 ms; slots are handed out after each.
+# One step of population, in whole slabs. 16 MiB take about 10 ms; slots are handed out after
+# each.
 POPULATE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class SizeClass:
-    """A run of equal slots. One for now; the seam where more sizes come in."""
-
-    slot_bytes: int
-    slot_count: int
-    first_offset: int = 0
-
-    def offset(self, slot: int) -> int:
-        """Return where a slot begins in the data memfd, in bytes."""
-        return self.first_offset + slot * self.slot_bytes
 
 
 class Arena:
@@ -56,14 +43,19 @@ class Arena:
     Parameters
     ----------
     max_bytes : int
-        Size of the data memfd, rounded down to whole slots.
+        Size of the data memfd, rounded down to whole slots of the default class.
     slot_bytes : int
-        A multiple of the page size.
+        Of the default class: a multiple of the page size.
+    more_sizes : sequence of int
+        Other slots that a slab must be able to hold.
     hugepages : bool
-        Ask for huge pages; `huge_refusal` says why there are none.
+        Ask for huge pages: reserved ones (MFD_HUGETLB), else by MADV_COLLAPSE. `reserve_refusal`
+        and `huge_refusal` say why there are none.
 
     Attributes
     ----------
+    slot_count : int
+        How many slots of the default class it holds.
     index : SlotIndex
         From key to slot, for the clients; `records` are its slots.
     lanes : list of Lane
@@ -76,53 +68,63 @@ class Arena:
     filled by the disk threads, each only for slots it was given.
     """
 
-    def __init__(self, max_bytes: int, slot_bytes: int, *, hugepages: bool = False) -> None:
-        if slot_bytes % PAGE_BYTES:
-            raise ConfigError(f"slots of {slot_bytes} bytes are not whole pages of {PAGE_BYTES}")
-        slot_count = max_bytes // slot_bytes
-        if slot_count < 1:
-            raise ConfigError(f"{max_bytes} bytes hold no slot of {slot_bytes} bytes")
-        self.size_class = SizeClass(slot_bytes, slot_count)
-        self.slot_bytes = slot_bytes
-        self.slot_count = slot_count
-        self.data_bytes = slot_count * slot_bytes
+    def __init__(
+        self,
+        max_bytes: int,
+        slot_bytes: int,
+        *,
+        more_sizes: Sequence[int] = (),
+        hugepages: bool = False,
+    ) -> None:
+        self.geometry = SlabGeometry.choose(max_bytes, slot_bytes, more_sizes)
         self.uuid = uuid.uuid4()
         self.pin_refusal: str | None = None
+        self.reserve_refusal: str | None = None
         self.huge_refusal: str | None = None
         self.huge_bytes = 0
-        self._hugepages = hugepages
-        self.populated_slots = 0
+        self._collapses = hugepages
+        self.populated_slabs = 0
         self._stop = threading.Event()
         self._populator: threading.Thread | None = None
 
         self.lanes: list[Lane] = []
         self._silent = False
 
-        self.index_fd = memfd("kvd-index", index_bytes(slot_count))
-        self.data_fd = memfd("kvd-data", self.data_bytes)
+        self._data: mmap.mmap | ctypes.Array[ctypes.c_char]
+        if not (hugepages and self._take_reserved(max_bytes, slot_bytes, more_sizes)):
+            self.data_fd = memfd("kvd-data", self.geometry.data_bytes)
+            self._data = (
+                map_aligned(self.data_fd, self.geometry.data_bytes)
+                if hugepages
+                else mmap.mmap(self.data_fd, self.geometry.data_bytes)
+            )
+        geometry = self.geometry
+        self.slot_bytes = slot_bytes
+        self.slot_count = geometry.slots_in_all(slot_bytes)
+        self.data_bytes = geometry.data_bytes
+        # The size of each slab's slots, 0 while it has none, and how many numbers were in use.
+        self._slot_bytes = [0] * geometry.slab_count
+        self._numbered = [0] * geometry.slab_count
+        numbers = geometry.slot_numbers
+        self.index_fd = memfd("kvd-index", index_bytes(numbers))
         # Mapped before it is sealed: FUTURE_WRITE stops every later writable mapping, also ours.
-        self._index = mmap.mmap(self.index_fd, index_bytes(slot_count))
-        self._data = (
-            map_aligned(self.data_fd, self.data_bytes)
-            if hugepages
-            else mmap.mmap(self.data_fd, self.data_bytes)
-        )
+        self._index = mmap.mmap(self.index_fd, index_bytes(numbers))
         HEADER.pack_into(
             self._index,
             0,
             MAGIC,
             LAYOUT_VERSION,
-            slot_count,
-            slot_bytes,
+            numbers,
+            geometry.slab_bytes,
             RECORDS_OFFSET,
             self.data_bytes,
             self.uuid.bytes,
-            table_offset(slot_count),
-            SlotIndex.entries_for(slot_count),
+            table_offset(numbers),
+            SlotIndex.entries_for(numbers),
+            geometry.slots_per_slab,
         )
-        self.index = open_index(self._index, slot_count, writable=True)
+        self.index = open_index(self._index, numbers, writable=True)
         self.records = self.index.slots
-        self.records.initialise()
         self.beat()
         fcntl.fcntl(self.index_fd, fcntl.F_ADD_SEALS, INDEX_SEALS)
         fcntl.fcntl(self.data_fd, fcntl.F_ADD_SEALS, DATA_SEALS)
@@ -136,21 +138,86 @@ class Arena:
         """Return the geometry that clients check against, with that of a session's lane."""
         return ArenaInfo(
             uuid=self.uuid.hex,
-            slot_count=self.slot_count,
-            slot_bytes=self.slot_bytes,
+            slot_count=self.geometry.slot_numbers,
+            slab_bytes=self.geometry.slab_bytes,
+            slots_per_slab=self.geometry.slots_per_slab,
             index_bytes=len(self._index),
             data_bytes=self.data_bytes,
             lane=lane,
         )
 
+    def _take_reserved(self, max_bytes: int, slot_bytes: int, more_sizes: Sequence[int]) -> bool:
+        """Make the data memfd of reserved huge pages; False where there are too few."""
+        geometry = SlabGeometry.choose(
+            max_bytes, slot_bytes, more_sizes, unit_bytes=HUGE_PAGE_BYTES
+        )
+        try:
+            fd = huge_memfd("kvd-data", geometry.data_bytes)
+        except OSError as error:
+            self.reserve_refusal = str(error.strerror)
+            return False
+        try:
+            self._data = mmap.mmap(fd, geometry.data_bytes)
+        except OSError as error:
+            os.close(fd)
+            self.reserve_refusal = (
+                f"{error.strerror}; reserve {geometry.data_bytes // HUGE_PAGE_BYTES} of 2M in "
+                "vm.nr_hugepages"
+            )
+            logger.info("no reserved huge pages for the arena: %s", self.reserve_refusal)
+            return False
+        self.geometry = geometry
+        self.data_fd = fd
+        self.huge_bytes = geometry.data_bytes
+        self._collapses = False
+        return True
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def cut(self, slab: int, slot_bytes: int) -> int:
+        """Give a slab's slots a size, and return how many it has.
+
+        No slot of it is in use: every one that was has an odd sequence, and the next value in
+        it is published with the place that it has then.
+        """
+        count = self.geometry.slots_in(slab, slot_bytes)
+        numbered = self._numbered[slab]
+        if count > numbered:
+            self.records.initialise(self.first_slot(slab) + numbered, count - numbered)
+            self._numbered[slab] = count
+        self._slot_bytes[slab] = slot_bytes
+        return count
+
+    def first_slot(self, slab: int) -> int:
+        """Return the number of a slab's first slot."""
+        return slab * self.geometry.slots_per_slab
+
+    def slab_of(self, slot: int) -> int:
+        """Return the number of the slab that a slot lies in."""
+        return slot // self.geometry.slots_per_slab
+
+    def slot_bytes_of(self, slot: int) -> int:
+        """Return the size of a slot."""
+        return self._slot_bytes[slot // self.geometry.slots_per_slab]
+
     def offset(self, slot: int) -> int:
         """Return where a slot begins in the data memfd."""
-        return self.size_class.offset(slot)
+        slab, position = divmod(slot, self.geometry.slots_per_slab)
+        return slab * self.geometry.slab_bytes + position * self._slot_bytes[slab]
 
     def view(self, slot: int, length: int) -> memoryview:
         """Return the first `length` bytes of a slot, writable."""
-        offset = self.size_class.offset(slot)
+        return self.view_at(self.offset(slot), length)
+
+    def view_at(self, offset: int, length: int) -> memoryview:
+        """Return bytes of the data memfd, writable."""
         return self._view[offset : offset + length]
+
+    @property
+    def populated_slots(self) -> int:
+        """Return how many slots of the default class have their pages."""
+        slots = self.geometry.slots_in(0, self.slot_bytes)
+        return min(self.slot_count, self.populated_slabs * slots)
 
     def beat(self) -> None:
         """Write the heartbeat: with an old one every lookup of a client is a miss."""
@@ -186,12 +253,12 @@ class Arena:
     def populate_in_background(
         self, deliver: Callable[[int, int], None], failed: Callable[[OSError], None]
     ) -> None:
-        """Populate slot after slot in a thread.
+        """Populate slab after slab in a thread.
 
         Parameters
         ----------
         deliver : callable
-            Called in that thread with (first slot, count) for every populated run.
+            Called in that thread with (first slab, count) for every populated run.
         failed : callable
             Called in that thread once when the kernel refuses.
         """
@@ -203,19 +270,22 @@ class Arena:
     def _populate(
         self, deliver: Callable[[int, int], None], failed: Callable[[OSError], None]
     ) -> None:
-        step = max(1, POPULATE_BYTES // self.slot_bytes)
-        for first in range(0, self.slot_count, step):
+        slab_bytes, slab_count = self.geometry.slab_bytes, self.geometry.slab_count
+        step = max(1, POPULATE_BYTES // slab_bytes)
+        for first in range(0, slab_count, step):
             if self._stop.is_set():
                 return
-            count = min(step, self.slot_count - first)
+            count = min(step, slab_count - first)
+            offset = first * slab_bytes
+            size_bytes = min(count * slab_bytes, self.data_bytes - offset)
             try:
-                self._pages.populate(self.offset(first), count * self.slot_bytes)
+                self._pages.populate(offset, size_bytes)
             except OSError as error:
                 failed(error)
                 return
-            if self._hugepages and self.huge_refusal is None:
-                self._collapse(self.offset(first), count * self.slot_bytes)
-            self.populated_slots += count
+            if self._collapses and self.huge_refusal is None:
+                self._collapse(offset, size_bytes)
+            self.populated_slabs += count
             deliver(first, count)
 
     def _collapse(self, offset: int, size_bytes: int) -> None:

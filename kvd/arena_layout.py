@@ -6,15 +6,17 @@ follow. All numbers are little-endian.
     offset  size  field
     0       8     magic
     8       4     layout version
-    12      4     slot count
-    16      8     slot bytes
+    12      4     slot numbers
+    16      8     bytes of a slab
     24      8     offset of the first slot record
     32      8     bytes of the data memfd
     40      16    arena uuid
     56      8     heartbeat, CLOCK_MONOTONIC in nanoseconds; 0 once the daemon stops
     64      8     offset of the table
     72      8     entries of the table
+    80      8     slot numbers of a slab
 
+Where a slot lies in the data says its record: slots of several sizes share the numbers.
 A lane (one memfd a session) holds leases and touches; HELLO_ACK says how many of each.
 """
 
@@ -23,12 +25,13 @@ import struct
 
 from tablespace.shared import KEYED_RECORD_BYTES, MAX_LEASES, Lane, SequencedSlots, SlotIndex
 
+from kvd.slab_geometry import PAGE_BYTES
+
 MAGIC = b"kvdindex"
-LAYOUT_VERSION = 2
-HEADER = struct.Struct("<8sIIQQQ16s8xQQ")
+LAYOUT_VERSION = 3
+HEADER = struct.Struct("<8sIIQQQ16s8xQQQ")
 HEARTBEAT_OFFSET = 56
 RECORDS_OFFSET = 4096
-PAGE_BYTES = 4096
 LEASE_SHARE = 4  # One session may lease a quarter of the slots, so that it starves nobody.
 LANE_TOUCHES = 4096  # Half a second of 8,000 hits a second; older ones are overwritten.
 

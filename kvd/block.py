@@ -30,6 +30,8 @@ class Block(Ranked):
 
     Attributes
     ----------
+    slot_bytes, offset : int
+        Of its slot, and where that begins in the data memfd.
     version : int
         The even sequence its slot was published under.
     expires_ns : int
@@ -65,9 +67,11 @@ class Block(Ranked):
         "key",
         "length",
         "namespace",
+        "offset",
         "retention",
         "since_s",
         "slot",
+        "slot_bytes",
         "version",
         "watched_ns",
         "watchers",
@@ -93,6 +97,8 @@ class Block(Ranked):
         self.checksum = checksum
         self.retention = retention
         self.expires_ns = expires_ns
+        self.slot_bytes = 0
+        self.offset = 0
         self.version = 0
         self.watched_ns = 0
         self.durable = False

@@ -77,7 +77,7 @@ class Cache:
         self._promoter: Promoter | None = None
         if long_paths is not None:
             # Half the arena: the other half stays evictable whatever the disk does.
-            queue_bytes = max(memory.arena.slot_bytes, memory.arena.data_bytes // 2)
+            queue_bytes = max(memory.arena.geometry.slab_bytes, memory.arena.data_bytes // 2)
             self.write_back = WriteBack(
                 memory,
                 long_paths,
@@ -144,6 +144,7 @@ class Cache:
         if self._promoter is not None and missing:
             return hits, missing
         if inline:
+            self._check_inline(hits)
             self._copy_values(namespace, keys, hits)
             self.counters.inline += found
         return hits, []
@@ -183,6 +184,7 @@ class Cache:
         self.long.counters.misses += len(missing) - found
         self.counters.hits += found
         if inline:
+            self._check_inline(hits)
             self._copy_values(namespace, keys, hits)
         self.counters.inline += sum(hit is not None and hit.data is not None for hit in hits)
         return hits
@@ -193,9 +195,17 @@ class Cache:
             block.length,
             block.checksum,
             block.slot,
-            self.memory.arena.offset(block.slot),
+            block.offset,
             block.version,
         )
+
+    def _check_inline(self, hits: list[protocol.Hit | None]) -> None:
+        """Refuse what would not fit a reply: values of a class larger than the default one."""
+        size_bytes = sum(hit.length for hit in hits if hit is not None)
+        if size_bytes > MAX_INLINE_BYTES and len(hits) > 1:
+            raise ProtocolError(
+                "limit", f"values of {size_bytes} bytes do not fit a reply; ask for fewer inline"
+            )
 
     def _copy_values(
         self, namespace: Namespace, keys: list[bytes], hits: list[protocol.Hit | None]
@@ -214,7 +224,7 @@ class Cache:
                 self.counters.hits -= 1
                 continue
             found = self._hit(block, hit.tier)
-            with arena.view(block.slot, block.length) as view:
+            with arena.view_at(block.offset, block.length) as view:
                 found.data = bytes(view)
             hits[position] = found
 
@@ -228,7 +238,7 @@ class Cache:
             block = self.memory.find(namespace, key)
             if block is None:
                 continue
-            with self.memory.arena.view(block.slot, block.length) as view:
+            with self.memory.arena.view_at(block.offset, block.length) as view:
                 if checksum64(view) == block.checksum:
                     continue
             self.memory.counters.corrupt += 1
@@ -412,6 +422,7 @@ class Cache:
             self.long.tick()
             self.write_back.tick()
         self.memory.reclaim()
+        self.memory.taking.keep_promises()
         if self._promoter is not None:
             self._promoter.reclaim()
 

@@ -213,6 +213,11 @@ class Census:
         """Return the size of an entry's slot, 0 for none."""
         return self._entries.get(key, 0) >> SLOT_SHIFT << PAGE_SHIFT
 
+    def room_for(self, key: bytes) -> int:
+        """Return how many bytes hold an entry's value: its length, or its slot's; 0 for none."""
+        packed = self._entries.get(key, 0)
+        return packed >> 1 & LENGTH_MASK or packed >> SLOT_SHIFT << PAGE_SHIFT
+
     def usage(self) -> dict[bytes, Usage]:
         """Return what each prefix has."""
         with self._lock:

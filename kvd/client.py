@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from kvd import forks, protocol
-from kvd.client_session import ClientSession, InUse, Writer, reserved_slots
+from kvd.client_session import ClientSession, Writer, reserved_slots
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.namespace_handle import NamespaceHandle
@@ -42,7 +42,8 @@ class Client:
     timeout_s : float
         Bound of every wait.
     block_bytes, l1_bytes, engine
-        What HELLO tells the daemon, so that it can warn about sizes that do not fit.
+        What HELLO tells the daemon: memory gets slots for blocks of `block_bytes`, and it warns
+        about sizes that do not fit. Without it the slots have `--tablespace-slot-bytes`.
     map_arena : bool
         False for a client that only asks for counters: it costs the daemon nothing.
 
@@ -315,7 +316,7 @@ class Client:
         with self._lock:
             if session.closing:
                 raise UnavailableError("the client is being closed")
-            session.writers.add(writer)
+            session.begin_writer(writer)
             session.let_go()
         if session.has_strays:
             self._give_back(session)
@@ -344,16 +345,14 @@ class Client:
         session: ClientSession,
         writer: Writer,
         accepted_long: int,
-        in_use: Sequence[tuple[InUse, protocol.Grant]] = (),
     ) -> None:
         """Note that the copying ended, and how many long blocks the daemon took.
 
-        What the writer still holds is given back: at once, or by whoever reconnects. Slots
-        `in_use`, of which somebody still has a view, are once that is gone.
+        What the writer still holds is given back: at once, or by whoever reconnects. Slots of
+        which somebody still has a view are once that is gone.
         """
         with self._lock:
-            session.writers.discard(writer)
-            session.end_writer(writer, in_use)
+            session.end_writer(writer)
             session.accepted_long += accepted_long
             if session is not self._session:
                 # Accounted for already, as gone: what came in after that is lost too.
@@ -373,28 +372,29 @@ class Client:
 
     def _give_back(self, session: ClientSession) -> None:
         """Tell the daemon which slots and lanes nobody here uses any more."""
-        with self._lock:
-            connection = session.connection
-            if connection is None or not connection.alive:
-                return  # Whoever reconnects gives back whatever nobody uses.
-            strays, session.strays = session.strays, []
-            lanes, session.idle_lanes = session.idle_lanes, []
-        requests: list[Message] = []
-        if strays:
-            requests.append(protocol.Cancel(slots=reserved_slots(strays)))
-        if lanes:
-            requests.append(protocol.Release(lanes=lanes))
+        connection = session.connection
+        if connection is None or not connection.alive:
+            return  # Whoever reconnects gives back whatever nobody uses.
+        reason = "giving slots back was interrupted"
+        told = False
         try:
-            for request in requests:
-                connection.call(request, time.monotonic() + GIVE_BACK_S)
-        except (UnavailableError, ProtocolError) as error:
             with self._lock:
-                session.idle_lanes += lanes
-            connection.close(f"slots could not be given back: {error}")
-        except BaseException:
-            session.idle_lanes += lanes
-            connection.close("slots could not be given back")
-            raise
+                strays, session.strays = session.strays, []
+                lanes, session.idle_lanes = session.idle_lanes, []
+            if strays:
+                self._tell(connection, protocol.Cancel(slots=reserved_slots(strays)))
+            if lanes:
+                self._tell(connection, protocol.Release(lanes=lanes))
+            told = True
+        except (UnavailableError, ProtocolError) as error:
+            reason = f"slots could not be given back: {error}"
+        finally:
+            if not told:
+                # The next connection names what is still used; all else goes back by that.
+                connection.close(reason)
+
+    def _tell(self, connection: Connection, request: Message) -> None:
+        connection.call(request, time.monotonic() + GIVE_BACK_S)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -413,6 +413,7 @@ class Client:
         )
 
     def _hello(self) -> protocol.Hello:
+        session = self._session
         return protocol.Hello(
             versions=list(protocol.VERSIONS),
             client=f"kvd python, process {os.getpid()}",
@@ -420,7 +421,8 @@ class Client:
             block_bytes=self._block_bytes,
             l1_bytes=self._l1_bytes,
             map=self._map_arena,
-            resume=self._session.id if self._session is not None else None,
+            resume=session.id if session is not None else None,
+            keep_lanes=session.kept_lanes() if session is not None else None,
         )
 
     def _go_on(self, connection: Connection, deadline: float) -> None:

@@ -39,10 +39,11 @@ class _Waiter:
         self._woken.acquire()
 
     def wake(self) -> None:
-        try:
-            self._woken.release()
-        except RuntimeError:
-            pass  # Woken already, and has not looked yet.
+        if self._woken.locked():  # Else woken already, and has not looked yet.
+            try:
+                self._woken.release()
+            except RuntimeError:
+                pass  # Another thread did it meanwhile.
 
     def wait(self, timeout_s: float) -> None:
         """Wait until woken, for whatever reason, or for so long."""

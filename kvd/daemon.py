@@ -35,6 +35,7 @@ from kvd.scrub import Scrubber
 from kvd.server import TICK_S, Connection, Server
 from kvd.sessions import MAX_SESSIONS
 from kvd.sight.watch import Watch
+from kvd.size_classes import MAX_CLASSES
 from kvd.version import __version__
 from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError, format_size
@@ -152,9 +153,16 @@ async def _serve(
     watch: Watch | None,
 ) -> int:
     loop = asyncio.get_running_loop()
-    slot_bytes = max(config.slot_bytes, paths.slot_bytes if paths is not None else 0)
+    # The region's own slots too: what lies in them is to be read into memory.
+    on_disk = {size for tier in paths.tiers for size in tier.slot_sizes} if paths else set()
+    more_sizes = [*config.slots.sizes, *sorted(on_disk, reverse=True)]
     try:
-        arena = Arena(config.max_bytes, slot_bytes, hugepages=config.hugepages)
+        arena = Arena(
+            config.max_bytes,
+            config.slot_bytes,
+            more_sizes=more_sizes,
+            hugepages=config.hugepages,
+        )
     except OSError as error:
         raise memory_refusal(config.max_bytes, error) from error
     if config.numa is not None:
@@ -173,6 +181,7 @@ async def _serve(
         arena,
         writes_back=paths is not None,
         rule=Sampled(config.evict_policy, arena.slot_count),
+        sizes=more_sizes,
     )
     cache = Cache(
         memory,
@@ -196,17 +205,19 @@ async def _serve(
     server = Server(arena, cache, notes, config.access, max_connections)
     if paths is not None:
 
-        def keep_beside(tier: LongTier) -> None:
+        def back(tier: LongTier) -> None:
             # What lay beside its region may have gone with it.
             cache.namespaces.put_back(tier.directory)
             server.run(quota_requests.keep(cache, tier))
+            for size in tier.slot_sizes:
+                memory.classes.add(size)
 
-        paths.on_back = keep_beside
+        paths.on_back = back
 
     first_slots: asyncio.Future[None] = loop.create_future()
 
-    def take_slots(first: int, count: int) -> None:
-        memory.add_slots(first, count)
+    def take_slabs(first: int, count: int) -> None:
+        memory.add_slabs(first, count)
         if not first_slots.done():
             first_slots.set_result(None)
 
@@ -221,13 +232,15 @@ async def _serve(
         )
 
     arena.populate_in_background(
-        lambda first, count: _call_in_loop(loop, lambda: take_slots(first, count)),
+        lambda first, count: _call_in_loop(loop, lambda: take_slabs(first, count)),
         lambda error: _call_in_loop(loop, lambda: population_ended(error)),
     )
     # Whoever finds the socket finds room; the rest comes while we serve.
     await first_slots
-    if arena.huge_refusal is not None:
-        server.notes.append(f"no huge pages: {arena.huge_refusal}")
+    server.notes.extend(_about_huge_pages(arena, config.hugepages))
+    if memory.classes.left_out:
+        sizes = ", ".join(format_size(size) for size in memory.classes.left_out)
+        server.notes.append(f"memory has no slots of {sizes}: {MAX_CLASSES} size classes at most")
     listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
     notifier = Notifier()
     background = [loop.create_task(_tick(server, notifier))]
@@ -249,6 +262,8 @@ async def _serve(
     listener.close()
     arena.fall_silent()
     server.close_connections()
+    # What clients used last counts for what the regions keep.
+    server.lanes.fold()
     await _drain(cache, paths, config.drain_timeout_s)
     for task in background:
         task.cancel()
@@ -323,13 +338,30 @@ async def _drain(cache: Cache, paths: LongPaths | None, timeout_s: float) -> Non
         logger.error("closing the region failed: %s", error)
 
 
+def _about_huge_pages(arena: Arena, asked: bool) -> list[str]:
+    """Say which huge pages there are, and why not the better ones."""
+    if not asked:
+        return []
+    if arena.reserve_refusal is None:
+        return [f"huge pages: {format_size(arena.data_bytes)} reserved ones (MFD_HUGETLB)"]
+    notes = [f"no reserved huge pages (MFD_HUGETLB): {arena.reserve_refusal}"]
+    if arena.huge_refusal is not None:
+        return [*notes, f"no huge pages: {arena.huge_refusal}"]
+    return [*notes, "huge pages: made of ordinary ones (MADV_COLLAPSE)"]
+
+
+def _other_sizes(server: Server) -> str:
+    sizes = [size for size in server.cache.memory.classes.sizes if size != server.arena.slot_bytes]
+    return "".join(f", or of {format_size(size)}" for size in sizes)
+
+
 async def _banner(
     config: Config, server: Server, paths: LongPaths | None, watch: Watch | None
 ) -> None:
     text = [
         f"kvd {__version__} serves on {config.socket}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
-        f"of {format_size(server.arena.slot_bytes)}",
+        f"of {format_size(server.arena.slot_bytes)}{_other_sizes(server)}",
     ]
     if paths is None:
         text.append("  disk     none; --long-path DIR adds a tier that survives restarts")

@@ -117,6 +117,10 @@ class Followed:
                 present[position] = False
         return present
 
+    def rooms_for(self, keys: Sequence[bytes]) -> list[int]:
+        """Return how many bytes each value needs in memory; 0 for none. May look at the disk."""
+        return [0 if entry is None else entry.length for entry in self.store.stat_many(keys)]
+
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; each checksum is verified."""
         return read_into(self.store, keys, views)

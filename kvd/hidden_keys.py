@@ -7,10 +7,16 @@ from collections.abc import Iterable, Sequence
 from kvd.namespaces import PREFIX_BYTES
 
 MAX_KEYS = 65536  # 150 bytes each; beyond it whole namespaces are hidden.
+MAX_OWED_KEYS = 8192  # Of a path of our own: each deletion writes them all to the other paths.
 
 
 class HiddenKeys:
     """Keys and namespaces not to be believed.
+
+    Parameters
+    ----------
+    max_keys : int
+        How many; instead of more their namespaces are hidden.
 
     Notes
     -----
@@ -18,9 +24,13 @@ class HiddenKeys:
     container by one call of it at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
         self._keys: set[bytes] = set()
         self._prefixes: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys) + len(self._prefixes)
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._prefixes)
@@ -28,7 +38,7 @@ class HiddenKeys:
     def add(self, keys: Iterable[bytes]) -> None:
         """Hide keys (as on disk); too many hide their namespaces: losing is better than lying."""
         for key in keys:
-            if len(self._keys) < MAX_KEYS:
+            if len(self._keys) < self._max_keys:
                 self._keys.add(key)
             else:
                 self._prefixes.add(key[:PREFIX_BYTES])

@@ -52,10 +52,11 @@ class Lanes:
         self._any_hit = False
         cache.memory.before_evict = self.fold_touches
 
-    def open(self, session: Session) -> tuple[LaneInfo, int]:
+    def open(self, session: Session, slot_bytes: int = 0) -> tuple[LaneInfo, int]:
         """Make a lane for a session's connection; return what HELLO_ACK says of it, and its memfd.
 
-        The caller passes the memfd on and closes it.
+        The caller passes the memfd on and closes it. It has leases for a share of the arena, in
+        slots of `slot_bytes`, by default those of the default class.
 
         Raises
         ------
@@ -69,7 +70,9 @@ class Lanes:
                 f"process {session.process.pid} left {MAX_LANES} lanes of a session behind, or "
                 f"{MAX_ORPHANS} in all; end its leases, and name their lanes in RELEASE",
             )
-        leases = lane_leases(self._arena.slot_count)
+        arena = self._arena
+        slots = arena.geometry.slots_in_all(slot_bytes or arena.slot_bytes)
+        leases = lane_leases(slots)
         identity = next(self._ids)
         info = LaneInfo(identity, lane_bytes(leases, LANE_TOUCHES), leases, LANE_TOUCHES)
         try:
@@ -107,7 +110,7 @@ class Lanes:
     def end_final(self) -> None:
         """Close the lanes that get no more leases and hold none."""
         for identity, session in list(self._final.items()):
-            if self._lanes[identity].leases(self._arena.slot_count):
+            if self._lanes[identity].leases(self._arena.geometry.slot_numbers):
                 continue
             for kept in (session.lanes, session.process.orphan_lanes):
                 if identity in kept:
@@ -143,7 +146,7 @@ class Lanes:
     def fold_touches(self) -> None:
         """Make what the clients used since the most recent, in both tiers."""
         write_back = self._cache.write_back
-        for slot in drain_lanes(self._arena.lanes, self._arena.slot_count):
+        for slot in drain_lanes(self._arena.lanes, self._arena.geometry.slot_numbers):
             block = self._memory.block_at(slot)
             if block is None:
                 continue

@@ -104,6 +104,7 @@ async def open_paths(paths: LongPaths) -> list[str]:
         )
         if not only_room:
             raise next(problem for problem in results if isinstance(problem, BaseException))
+    notes += await paths.owed.load()
     for source in paths.followed:
         try:
             await source.on_index(source.open_region)

@@ -13,14 +13,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from kvd.arena_layout import PAGE_BYTES
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
 from kvd.long_limits import MAX_SLOT_BYTES, MAX_SLOT_SIZES
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters
+from kvd.owed_deletions import OwedDeletions
 from kvd.region_purge import Freed, Selection
 from kvd.results import Cleared
+from kvd.slab_geometry import PAGE_BYTES
 from tablespace import ClosedError, FailedError, TablespaceError, checksum64
 
 DEFAULT_TIMEOUT_S = 2.0
@@ -70,6 +71,7 @@ class LongPaths:
         self._reviving: set[asyncio.Task[None]] = set()
         self._being_revived: set[Source] = set()
         self.write_latency = LatencyRing()
+        self.owed = OwedDeletions(self.tiers)
         for tier in self.tiers:
             tier.counters = self.counters
             tier.write_latency = self.write_latency
@@ -209,37 +211,24 @@ class LongPaths:
         """
         for source in self.followed:
             source.hidden.add(keys)
-        calls = []
-        away: list[LongTier] = []
-        for tier in self.tiers:
-            if tier.is_up:
-                calls.append((tier, tier.on_writer(tier.delete, keys)))
-            else:
-                tier.hidden.add(keys)
-                away.append(tier)
         found = [False] * len(keys)
-        for there in await self._all(calls, lambda tier: tier.hidden.add(keys)):
+        removed = await self._remove(
+            lambda tier: tier.on_writer(tier.delete, keys),
+            lambda tier: tier.hidden.add(keys),
+            lambda tier: any(self.home(key) is tier for key in keys),
+        )
+        for there in removed:
             found = [one or other for one, other in zip(found, there, strict=True)]
-        for tier in away:
-            if any(self.home(key) is tier for key in keys):
-                raise _away(tier)
         return found
 
     async def clear(self, prefix: bytes, counted: frozenset[bytes]) -> Cleared:
         """Delete a namespace durably on every path; as `delete` otherwise."""
         for source in self.followed:
             source.hidden.add_prefix(prefix)
-        calls = []
-        away: list[LongTier] = []
-        for tier in self.tiers:
-            if tier.is_up:
-                calls.append((tier, tier.on_writer(tier.clear, prefix, counted)))
-            else:
-                tier.hidden.add_prefix(prefix)
-                away.append(tier)
-        parts = await self._all(calls, lambda tier: tier.hidden.add_prefix(prefix))
-        for tier in away:
-            raise _away(tier)
+        parts = await self._remove(
+            lambda tier: tier.on_writer(tier.clear, prefix, counted),
+            lambda tier: tier.hidden.add_prefix(prefix),
+        )
         return Cleared(sum(part.entries for part in parts), sum(part.bytes for part in parts))
 
     async def shorten(self, limits: Sequence[tuple[bytes, int]]) -> list[bool]:
@@ -254,6 +243,40 @@ class LongPaths:
         for part in await self._all(calls, lambda tier: None):
             done = [one and other for one, other in zip(done, part, strict=True)]
         return done
+
+    async def _remove(
+        self,
+        call: Callable[[LongTier], Awaitable[T]],
+        owe: Callable[[LongTier], None],
+        matters: Callable[[LongTier], bool] = lambda tier: True,
+    ) -> list[T]:
+        """Remove something on every path; owe it, over restarts too, to those that are away.
+
+        Raises
+        ------
+        AwayError
+            A path is away for which this `matters`.
+        """
+        away = [tier for tier in self.tiers if not tier.is_up]
+        calls = [(tier, call(tier)) for tier in self.tiers if tier.is_up]
+        indebted = list(away)
+        for tier in away:
+            owe(tier)
+
+        def owe_too(tier: LongTier) -> None:
+            owe(tier)
+            indebted.append(tier)
+
+        kept = False
+        try:
+            parts = await self._all(calls, owe_too)
+        finally:
+            if indebted:
+                kept = await self.owed.save()
+        for tier in away:
+            if matters(tier):
+                raise _away(tier, kept)
+        return parts
 
     async def _all(
         self,
@@ -319,20 +342,10 @@ class LongPaths:
 
         if not dry_run:
             self._hide_followed(selection)
-        calls = []
-        away: list[LongTier] = []
-        for tier in self.tiers:
-            if tier.is_up:
-                calls.append(
-                    (tier, tier.on_writer(tier.purge, selection, dry_run=dry_run, zero=zero))
-                )
-            else:
-                owe(tier)
-                away.append(tier)
-        freed = sum(await self._all(calls, owe), Freed())
-        for tier in away:
-            raise _away(tier)
-        return freed
+        parts = await self._remove(
+            lambda tier: tier.on_writer(tier.purge, selection, dry_run=dry_run, zero=zero), owe
+        )
+        return sum(parts, Freed())
 
     def _hide_followed(self, selection: Selection) -> None:
         for source in self.followed:
@@ -345,18 +358,11 @@ class LongPaths:
         """Delete keys durably; as `delete` otherwise."""
         for source in self.followed:
             source.hidden.add(keys)
-        calls = []
-        away: list[LongTier] = []
-        for tier in self.tiers:
-            if tier.is_up:
-                calls.append((tier, tier.on_writer(tier.purge_keys, keys, zero=zero)))
-            else:
-                tier.hidden.add(keys)
-                away.append(tier)
-        freed = sum(await self._all(calls, lambda tier: tier.hidden.add(keys)), Freed())
-        for tier in away:
-            raise _away(tier)
-        return freed
+        parts = await self._remove(
+            lambda tier: tier.on_writer(tier.purge_keys, keys, zero=zero),
+            lambda tier: tier.hidden.add(keys),
+        )
+        return sum(parts, Freed())
 
     # -- coming back ---------------------------------------------------------------------------
 
@@ -375,8 +381,7 @@ class LongPaths:
                 await source.on_index(source.open_region)
             else:
                 await source.on_writer(source.reopen_region)
-                while source.hidden:
-                    await source.on_writer(source.delete_hidden)
+                await self.owed.came_back(source)
         except Exception as error:
             if isinstance(error, ClosedError):
                 return
@@ -390,6 +395,7 @@ class LongPaths:
         source.health.back()
         if isinstance(source, LongTier):
             source.failure = source.refusal = None
+            await self.owed.save()
             self.on_back(source)
         logger.info("%s was opened again", source.directory)
 
@@ -430,9 +436,9 @@ def _fits_badly(size: int, sizes: Sequence[int]) -> bool:
     return fitting is None or fitting - size > fitting // 8
 
 
-def _away(tier: LongTier) -> AwayError:
+def _away(tier: LongTier, kept: bool) -> AwayError:
     why = tier.failure or tier.health.problem or "not open"
     return AwayError(
         f"{tier.directory} takes no writes now ({why}); what it has of this is hidden, and is "
-        "deleted when it is back, if this daemon still runs then"
+        f"deleted when it is back{'' if kept else ', if this daemon still runs then'}"
     )

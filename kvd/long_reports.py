@@ -11,7 +11,7 @@ from kvd.long_paths import LongPaths
 from kvd.long_tier import LongTier
 from kvd.long_values import LongCounters
 from kvd.quotas import Quotas
-from kvd.results import LongStats, PathStats
+from kvd.results import LongStats, PathStats, SlotCounts
 from kvd.write_back import WriteBack
 from kvd.write_lane import WriteLane
 from tablespace import TablespaceError
@@ -84,6 +84,16 @@ def _path(lane: WriteLane, store: StoreStats | None, timeout_s: float) -> PathSt
         queue_blocks=lane.queue_blocks,
         queue_bytes=lane.queue_bytes,
         choices=store.choices if store is not None else [],
+        slots=_slots(store),
+        deletions_owed=len(tier.hidden),
+    )
+
+
+def _slots(store: StoreStats | None) -> SlotCounts:
+    if store is None:
+        return SlotCounts()
+    return SlotCounts(
+        store.capacity, store.free, store.live, store.limbo, store.reserved, store.quarantined
     )
 
 

@@ -180,6 +180,10 @@ class LongTier(PathRegion):
                 pass  # The daemon is stopping; the next one finds them expired as well.
         return present
 
+    def rooms_for(self, keys: Sequence[bytes]) -> list[int]:
+        """Return how many bytes each value needs in memory, from any thread; 0 for none."""
+        return [self.ledger.census.room_for(key) for key in keys]
+
     def read(self, keys: Sequence[bytes], views: Sequence[memoryview]) -> list[ReadValue | None]:
         """Read blocks straight into the given memory; the store verifies each checksum."""
         values = read_into(self.store, keys, views)

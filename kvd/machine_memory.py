@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from kvd.slab_geometry import HUGE_PAGE_BYTES
+
 # A v1 hierarchy without a limit says a number near 2**63; anything above this is "no limit".
 NO_LIMIT_BYTES = 1 << 60
 
@@ -30,6 +32,15 @@ def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
         if left < free:
             free, bound = left, f"the cgroup {directory}"
     return free, bound
+
+
+def reserved_huge_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes of reserved 2 MiB pages that are free; `free_bytes` has none of them."""
+    directory = root / "sys/kernel/mm/hugepages/hugepages-2048kB"
+    free = _number(directory / "free_hugepages") or 0
+    # Promised to mappings that exist.
+    taken = _number(directory / "resv_hugepages") or 0
+    return max(0, free - taken) * HUGE_PAGE_BYTES
 
 
 def _machine_free(root: Path) -> int:

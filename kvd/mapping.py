@@ -60,29 +60,29 @@ class ArenaMapping:
     def __init__(
         self, info: ArenaInfo, index_fd: int, data_fd: int, lane_fd: int | None = None
     ) -> None:
-        self._slot_count = info.slot_count
-        self._slot_bytes = info.slot_bytes
-        self._data_bytes = info.data_bytes
         _check_file("index", index_fd, info.index_bytes)
         _check_file("data", data_fd, info.data_bytes)
         if (
-            info.slot_count < 1
-            or info.slot_count * info.slot_bytes > info.data_bytes
+            not 1 <= info.slab_bytes <= info.data_bytes
+            or not 1 <= info.slots_per_slab <= info.slab_bytes
+            or info.slot_count != info.slots_per_slab * -(-info.data_bytes // info.slab_bytes)
             or info.index_bytes < index_bytes(info.slot_count)
         ):
             raise ProtocolError("bad_arena", f"the geometry contradicts itself: {info}")
+        self._geometry = info
         self._index = mmap.mmap(index_fd, info.index_bytes, access=mmap.ACCESS_READ)
         found = HEADER.unpack_from(self._index, 0)
         expected = (
             MAGIC,
             LAYOUT_VERSION,
             info.slot_count,
-            info.slot_bytes,
+            info.slab_bytes,
             RECORDS_OFFSET,
             info.data_bytes,
             bytes.fromhex(info.uuid),
             table_offset(info.slot_count),
             SlotIndex.entries_for(info.slot_count),
+            info.slots_per_slab,
         )
         if found != expected:
             raise ProtocolError("bad_arena", f"the index says {found}, HELLO_ACK {expected}")
@@ -96,7 +96,6 @@ class ArenaMapping:
         self.reader = ArenaReader(
             index,
             self._data,
-            slot_bytes=info.slot_bytes,
             lane=lane,
             heartbeat=memoryview(self._index)[HEARTBEAT_OFFSET : HEARTBEAT_OFFSET + 8],
             stale_ns=int(HEARTBEAT_S * 1e9),
@@ -148,12 +147,11 @@ class ArenaMapping:
         return memoryview((ctypes.c_char * length).from_buffer(self._data, grant.offset)).cast("B")
 
     def _check(self, slot: int, offset: int, length: int) -> None:
-        """Refuse what would lie outside the slot named, whoever named it."""
-        if (
-            not 0 <= slot < self._slot_count
-            or not 0 <= length <= self._slot_bytes
-            or not 0 <= offset <= self._data_bytes - self._slot_bytes
-        ):
+        """Refuse what would lie outside the slab that the slot is in, whoever named it."""
+        info = self._geometry
+        start = slot // info.slots_per_slab * info.slab_bytes
+        end = min(start + info.slab_bytes, info.data_bytes)
+        if not 0 <= slot < info.slot_count or length < 0 or not start <= offset <= end - length:
             raise ProtocolError(
                 "bad_arena", f"slot {slot} at {offset} with {length} bytes is outside the arena"
             )
@@ -161,7 +159,7 @@ class ArenaMapping:
 
 def _map_lane(info: LaneInfo, fd: int, slot_count: int) -> Lane:
     if (
-        info.leases != lane_leases(slot_count)
+        not 1 <= info.leases <= lane_leases(slot_count)
         or info.bytes != lane_bytes(info.leases, info.touches)
         or not 1 <= info.touches <= MAX_TOUCHES
         or info.touches & (info.touches - 1)

@@ -1,11 +1,13 @@
-"""The memory tier: which block lies in which slot, and which one leaves next."""
+"""The memory tier: which block lies in which slot, and which one leaves next.
+
+Long because every change of a slot's state is in here, where the states are counted.
+"""
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tablespace.policy import EvictionQueue, Rule
@@ -15,12 +17,16 @@ from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.namespaces import Namespace
 from kvd.policy.rules import DEFAULT_POLICY, make_rule
+from kvd.size_class import SizeClass, Slab
+from kvd.slab_pool import SlabPool
+from kvd.slab_taking import SlabTaking
 
 MIN_STALE_LOOKS = 1024
 # How long a promoted block stays whatever its rank: whoever asked for it is about to copy it.
 HANDOVER_S = 0.2
 HANDOVER_SHARE = 4  # Of the slots at most one in so many; the oldest give way.
 LEASED_LOOK = 64  # Candidates for eviction asked of the lanes at a time, once one was leased.
+NO_SLOT = -1
 
 
 @dataclass
@@ -48,10 +54,14 @@ class MemoryTier:
     writes_back : bool
         Whether there is a long tier; without one every block counts as clean.
     rule : Rule, optional
-        Ranks the blocks of a class; by default a fresh one of `value`.
+        Ranks the blocks, those of all size classes alike; by default a fresh one of `value`.
+    sizes : sequence of int
+        Size classes there are besides the arena's default one, as far as they can be.
 
     Attributes
     ----------
+    slabs, classes, taking
+        The arena's slabs, the sizes that slots have, and which slabs may change hands.
     may_drop_dirty : callable
         Asked before an unwritten block is evicted. While the disk makes progress the newcomer
         is refused instead: what was accepted is kept, and room comes within milliseconds.
@@ -66,16 +76,31 @@ class MemoryTier:
     -----
     Event loop only. A slot is in exactly one state: not populated yet, free, reserved (given to
     a client or to a promotion), holding a block, quarantined (its reservation's owner may still
-    write into it), or held (its block left while a client had leased it). A leased block is not
-    evicted. Eviction order: expired, ephemeral, short, long; within a class clean before dirty;
-    then by the rule's rank, lowest first. Dirty ones are passed over while the disk makes
-    progress. Blocks queued for the long tier are in no list: they are safe.
+    write into it), or held (its block left while a client had leased it, or the long tier read
+    it). A leased block is not evicted. Eviction order: expired, ephemeral, short, long; within
+    a class clean before dirty; then by the rule's rank, lowest first. Dirty ones are passed over
+    while the disk makes progress. Blocks queued for the long tier are in no list: they are safe.
+
+    A value goes into the smallest class that holds it. A class without a free slot takes a slab
+    that holds nothing, of whichever class that was; else it evicts its own; and it takes another
+    class's slab when it has none, when it may evict nothing of its own, or when what lies in the
+    slab is worth less than what it would evict itself.
     """
 
-    def __init__(self, arena: Arena, *, writes_back: bool, rule: Rule | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        writes_back: bool,
+        rule: Rule | None = None,
+        sizes: Sequence[int] = (),
+    ) -> None:
         self.arena = arena
         self._writes_back = writes_back
         self.rule = rule or make_rule(DEFAULT_POLICY, arena.slot_count)
+        self.slabs = SlabPool(arena, sizes, self.rule.resolution)
+        self.classes = self.slabs.classes
+        self.taking = SlabTaking(self.slabs, self._empty, self._may_drop_dirty)
         self.may_drop_dirty: Callable[[], bool] = lambda: True
         self.on_reserve: Callable[[], None] = lambda: None
         self.on_stored: Callable[[Block], None] | None = None
@@ -86,81 +111,88 @@ class MemoryTier:
         self.entries = 0
         self.reserved_slots = 0
         self.quarantined_slots = 0
-        self._free: list[int] = []
+        self.slabs_taken = 0
         self._held: set[int] = set()
-        # Blocks on no eviction list yet, with until when.
-        self._handed_over: deque[tuple[float, Block]] = deque()
-        self._by_slot: list[Block | None] = [None] * arena.slot_count
+        self._landing = 0  # Slots of blocks that left while the long tier read them.
         self._tables: dict[int, dict[bytes, Block]] = {}
         self._expiry: list[tuple[int, int, Block]] = []
         self._expiry_order = 0
-        self._ephemeral: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
-        self._short_clean: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
-        self._short_dirty: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
-        self._long_clean: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
-        self._long_dirty: EvictionQueue[Block] = EvictionQueue(self.rule.resolution)
-        self._order = (
-            self._ephemeral,
-            self._short_clean,
-            self._short_dirty,
-            self._long_clean,
-            self._long_dirty,
-        )
 
     # -- slots ---------------------------------------------------------------------------------
 
     @property
     def free_slots(self) -> int:
         """Return how many populated slots hold nothing."""
-        return len(self._free)
+        return self.slabs.free_slots
 
     def is_free(self, slot: int) -> bool:
         """Return whether a slot was the last to become free: nobody has it."""
-        return bool(self._free) and self._free[-1] == slot
+        return self.slabs.is_free(slot)
 
     @property
     def held_slots(self) -> int:
-        """Return how many slots wait for the end of a lease on a block that left."""
-        return len(self._held)
+        """Return how many slots wait for a lease, or the write, of a block that left to end."""
+        return len(self._held) + self._landing
 
     @property
     def leased_slots(self) -> int:
         """Return how many slots are under some client's lease now."""
-        count = self.arena.slot_count
+        count = self.arena.geometry.slot_numbers
         return len(set[int]().union(*(lane.leases(count) for lane in self.arena.lanes)))
 
-    def add_slots(self, first: int, count: int) -> None:
-        """Take populated slots into use; the lowest are handed out first."""
-        self._free.extend(range(first + count - 1, first - 1, -1))
+    def add_slabs(self, first: int, count: int) -> None:
+        """Take populated slabs into use; the lowest are used first."""
+        self.slabs.add(first, count)
 
-    def reserve(self) -> tuple[int, int] | None:
-        """Return (slot, reservation) of a slot to write into, evicting if need be, or None."""
-        if not self._free and not self._evict_some(1):
+    def reserve(self, size: int) -> tuple[int, int] | None:
+        """Return (slot, reservation) of a slot that holds so many bytes, or None.
+
+        Evicts if need be.
+        """
+        slot = NO_SLOT
+        for size_class in self.classes.holding(size):
+            if self._make_room(size_class, 1):
+                slot = self.slabs.take(size_class)
+                break
+            if size_class.slabs:
+                # One that has none yet, and gets none now, is served by the next larger one.
+                break
+        if slot == NO_SLOT:
             self.counters.no_room += 1
             self.on_reserve()
             return None
-        slot = self._free.pop()
         self.reserved_slots += 1
         self.on_reserve()
         return slot, self.arena.records.reserve(slot)
 
-    def reserve_many(self, wanted: int) -> list[int]:
-        """Return up to `wanted` slots to write into, evicting if need be, in one look."""
-        while len(self._free) < wanted and self._evict_some(wanted - len(self._free)):
-            pass
-        slots = [self._free.pop() for _ in range(min(wanted, len(self._free)))]
-        self.counters.no_room += wanted - len(slots)
-        self.reserved_slots += len(slots)
+    def reserve_many(self, sizes: Sequence[int]) -> list[int]:
+        """Return a slot for each size, NO_SLOT where there is none, evicting in one look."""
+        slots = [NO_SLOT] * len(sizes)
+        by_class: dict[SizeClass, list[int]] = {}
+        for position, size in enumerate(sizes):
+            for size_class in self.classes.holding(size)[:1]:
+                by_class.setdefault(size_class, []).append(position)
+        for size_class, positions in by_class.items():
+            room = self._make_room(size_class, len(positions))
+            for position in positions[:room]:
+                slots[position] = self.slabs.take(size_class)
+        reserved = [slot for slot in slots if slot != NO_SLOT]
+        self.counters.no_room += len(slots) - len(reserved)
+        self.reserved_slots += len(reserved)
         self.on_reserve()
-        for slot in slots:
+        for slot in reserved:
             self.arena.records.reserve(slot)
         return slots
+
+    def slot_bytes_for(self, size: int) -> int:
+        """Return the size of the slot that a value goes into, as far as it is to be foreseen."""
+        return next((each.slot_bytes for each in self.classes.holding(size)), size)
 
     def unreserve(self, slot: int) -> None:
         """Take a reserved slot back that nobody writes into any more."""
         self.arena.records.retire(slot)
         self.reserved_slots -= 1
-        self._free.append(slot)
+        self.slabs.free(slot)
 
     def quarantine(self, slot: int) -> None:
         """Keep a reserved slot out of use: its owner may still write into it."""
@@ -171,7 +203,7 @@ class MemoryTier:
         """Take a quarantined slot into use: its owner is gone or said so."""
         self.arena.records.reserve(slot)
         self.quarantined_slots -= 1
-        self._free.append(slot)
+        self.slabs.free(slot)
 
     def reclaim(self) -> bool:
         """Take held slots whose leases ended into use; return whether there were any."""
@@ -181,7 +213,8 @@ class MemoryTier:
         leased = self.arena.index.leased(slots, self.arena.lanes)
         ended = [slot for slot, held in zip(slots, leased, strict=True) if not held]
         self._held.difference_update(ended)
-        self._free += ended
+        for slot in ended:
+            self.slabs.free(slot)
         return bool(ended)
 
     # -- lookup --------------------------------------------------------------------------------
@@ -210,7 +243,7 @@ class MemoryTier:
 
     def block_at(self, slot: int) -> Block | None:
         """Return the block in a slot, or None."""
-        return self._by_slot[slot]
+        return self.slabs.block_at(slot)
 
     def blocks_of(self, namespace: Namespace) -> list[Block]:
         """Return every block of a namespace."""
@@ -218,7 +251,12 @@ class MemoryTier:
 
     def dirty_blocks(self, retention: Retention) -> list[Block]:
         """Return the unwritten, unqueued blocks of a class, lowest rank first."""
-        return list(self._long_dirty if retention is Retention.LONG else self._short_dirty)
+        long = retention is Retention.LONG
+        queues = [each.long_dirty if long else each.short_dirty for each in self.classes]
+        found = [block for queue in queues for block in queue]
+        if sum(map(bool, queues)) > 1:
+            found.sort(key=lambda block: block.rank)
+        return found
 
     # -- change --------------------------------------------------------------------------------
 
@@ -230,23 +268,30 @@ class MemoryTier:
         table = self._tables.setdefault(block.namespace.id, {})
         assert block.key not in table
         block.namespace.in_memory = True
+        slab, size_class = self.slabs.class_of(block.slot)
+        assert block.length <= size_class.slot_bytes
+        block.slot_bytes = size_class.slot_bytes
+        block.offset = self.arena.offset(block.slot)
         block.version = self.arena.index.publish(
             block.slot,
             block.namespace.id,
             block.key,
+            block.offset,
             block.length,
             block.checksum,
             block.expires_ns,
         )
-        self._by_slot[block.slot] = block
+        slab.blocks[block.slot - slab.first_slot] = block
         self.reserved_slots -= 1
+        size_class.entries += 1
+        size_class.value_bytes += block.length
         table[block.key] = block
         self.entries += 1
         self.value_bytes += block.length
-        block.fill = block.length / self.arena.slot_bytes
+        block.fill = block.length / block.slot_bytes
         self.rule.stored(block)
         if promoted:
-            self._hand_over(block)
+            self._hand_over(block, size_class)
         else:
             self.place(block)
         self._watch_expiry(block)
@@ -277,34 +322,35 @@ class MemoryTier:
     def place(self, block: Block) -> None:
         """Put a block on the eviction list it belongs to now. Its rank stays."""
         clean = block.durable or not block.admitted or not self._writes_back
-        if block.retention is Retention.LONG:
-            place = self._long_clean if clean else self._long_dirty
-        elif block.retention is Retention.SHORT:
-            place = self._short_clean if clean else self._short_dirty
-        else:
-            place = self._ephemeral
-        if block.queue is not place:
-            place.add(block)
+        slab, size_class = self.slabs.class_of(block.slot)
+        place = size_class.queue_for(block, clean)
+        if block.queue is place:
+            return
+        if block.queue is None:
+            slab.evictable += 1
+        place.add(block)
 
     def protect(self, block: Block) -> None:
         """Take a block off its eviction list: it is queued for the long tier."""
         if block.queue is not None:
             block.queue.discard(block)
+            self.slabs.slab_of(block.slot).evictable -= 1
 
-    def _hand_over(self, block: Block) -> None:
-        if len(self._handed_over) >= max(1, self.arena.slot_count // HANDOVER_SHARE):
-            self._end_handover()
-        self._handed_over.append((time.monotonic() + HANDOVER_S, block))
+    def _hand_over(self, block: Block, size_class: SizeClass) -> None:
+        if len(size_class.handed_over) >= max(1, size_class.slot_count // HANDOVER_SHARE):
+            self._end_handover(size_class)
+        size_class.handed_over.append((time.monotonic() + HANDOVER_S, block))
 
-    def _end_handover(self) -> None:
-        _, block = self._handed_over.popleft()
+    def _end_handover(self, size_class: SizeClass) -> None:
+        _, block = size_class.handed_over.popleft()
         if not block.gone and not block.writing:
             self.place(block)
 
     def _end_handovers(self) -> None:
         now = time.monotonic()
-        while self._handed_over and self._handed_over[0][0] <= now:
-            self._end_handover()
+        for size_class in self.classes:
+            while size_class.handed_over and size_class.handed_over[0][0] <= now:
+                self._end_handover(size_class)
 
     def remove(self, block: Block) -> None:
         """Take a block out; see `remove_many`."""
@@ -320,13 +366,16 @@ class MemoryTier:
         slots = [block.slot for block in blocks]
         leased = self.arena.index.remove(slots, self.arena.lanes)
         for block, held in zip(blocks, leased, strict=True):
-            if not block.writing:
+            if block.writing:
+                self._landing += 1
+            else:
                 self._let_go(block.slot, held)
 
     def landed(self, block: Block) -> None:
         """Note that a block's write ended: a removed one's slot is free only now."""
         block.writing = False
         if block.gone:
+            self._landing -= 1
             (held,) = self.arena.index.leased([block.slot], self.arena.lanes)
             self._let_go(block.slot, held)
 
@@ -338,11 +387,13 @@ class MemoryTier:
         if not table:
             del self._tables[block.namespace.id]
             block.namespace.in_memory = False
-        self._by_slot[block.slot] = None
+        slab, size_class = self.slabs.class_of(block.slot)
+        slab.blocks[block.slot - slab.first_slot] = None
         self.entries -= 1
         self.value_bytes -= block.length
-        if block.queue is not None:
-            block.queue.discard(block)
+        size_class.entries -= 1
+        size_class.value_bytes -= block.length
+        self.protect(block)
         if self.on_removed is not None:
             self.on_removed(block)
 
@@ -350,17 +401,24 @@ class MemoryTier:
         if held:
             self._held.add(slot)
         else:
-            self._free.append(slot)
+            self.slabs.free(slot)
 
     # -- eviction ------------------------------------------------------------------------------
 
     def short_to_write(self, target_slots: int) -> list[Block]:
-        """Return short blocks that must be written for `target_slots` to be within reach."""
-        reach = len(self._free) + len(self._ephemeral) + len(self._short_clean)
-        if reach >= target_slots or not self._short_dirty:
-            return []
-        wanted = target_slots - reach
-        return self._short_dirty.lowest(wanted)
+        """Return short blocks that must be written for `target_slots` to be within reach.
+
+        Of the default class; of another as many as have the same bytes.
+        """
+        found: list[Block] = []
+        for each in self.classes:
+            if not each.short_dirty:
+                continue
+            target = max(1, target_slots * self.arena.slot_bytes // each.slot_bytes)
+            reach = self.slabs.room(each, target) + len(each.ephemeral) + len(each.short_clean)
+            if reach < target:
+                found += each.short_dirty.lowest(target - reach)
+        return found
 
     def sweep(self, limit: int) -> int:
         """Remove up to `limit` expired blocks and return how many."""
@@ -385,28 +443,53 @@ class MemoryTier:
         for block in blocks:
             block.resolve(None)
 
-    def _evict_some(self, wanted: int) -> int:
-        """Make up to `wanted` slots free, of one class; return how many, 0 when none can be."""
-        if self._expiry and self.sweep(wanted) and self._free:
-            return len(self._free)
-        if self.reclaim():
-            return len(self._free)
+    def _make_room(self, size_class: SizeClass, wanted: int) -> int:
+        """Make up to `wanted` slots of a class free; return how many of them there are."""
+        while (room := self.slabs.room(size_class, wanted)) < wanted:
+            if not self._make_some(size_class, room, wanted):
+                break
+        return min(wanted, room)
+
+    def _make_some(self, size_class: SizeClass, room: int, wanted: int) -> bool:
+        """Make at least one slot more free than there are; False when none can be."""
+        if (
+            self._expiry
+            and self.sweep(wanted - room)
+            and self.slabs.room(size_class, wanted) > room
+        ):
+            return True
+        if self.reclaim() and self.slabs.room(size_class, wanted) > room:
+            return True
         self.before_evict()
         self._end_handovers()
-        for candidates in self._order:
-            dirty = candidates is self._short_dirty or candidates is self._long_dirty
+        if self.taking.take_colder(size_class):
+            return True
+        return self._evict_own(size_class, wanted - room) or self.taking.take_any(size_class)
+
+    def _may_drop_dirty(self) -> bool:
+        return self.may_drop_dirty()
+
+    def _evict_own(self, size_class: SizeClass, wanted: int) -> bool:
+        """Evict up to `wanted` blocks of a class, all of one list; False when none may leave."""
+        for candidates in size_class.order:
+            dirty = size_class.is_dirty(candidates)
             if not candidates or (dirty and not self.may_drop_dirty()):
                 continue
             blocks = self._evict_lowest(candidates, wanted)
             if not blocks:
                 continue
-            self.counters.evictions += len(blocks)
-            if dirty:
-                self.counters.dropped += len(blocks)
-            for block in blocks:
-                block.resolve(False if dirty else None)
-            return len(blocks)
-        return 0
+            size_class.since_look += len(blocks)
+            self._count_evicted(size_class, blocks, dirty)
+            return True
+        return False
+
+    def _count_evicted(self, size_class: SizeClass, blocks: list[Block], dirty: bool) -> None:
+        self.counters.evictions += len(blocks)
+        size_class.evictions += len(blocks)
+        if dirty:
+            self.counters.dropped += len(blocks)
+        for block in blocks:
+            block.resolve(False if dirty else None)
 
     def _evict_lowest(self, candidates: EvictionQueue[Block], wanted: int) -> list[Block]:
         """Evict those of the lowest rank that no lane holds, at least one if there is one."""
@@ -428,7 +511,7 @@ class MemoryTier:
         for block in blocks:
             self._take_out(block)
             self.rule.left(block)
-            self._free.append(block.slot)
+            self.slabs.free(block.slot)
 
     def _evict_past_leases(self, candidates: EvictionQueue[Block]) -> list[Block]:
         """Evict the first block that no lane holds; a lease is a use of those that are held."""
@@ -447,3 +530,37 @@ class MemoryTier:
         found = [] if chosen is None else [chosen]
         self._leave(found)
         return found
+
+    def _empty(self, slab: Slab) -> bool:
+        """Evict all of a slab, so that it is anybody's; return whether that is so.
+
+        Of one that is promised whatever may leave, of another all or nothing. Every sequence is
+        odd before the slab is cut anew, and what is published in it then says where it lies: a
+        reader of before finds that its slot changed.
+        """
+        owner = slab.size_class
+        assert owner is not None
+        dirty_too = self.may_drop_dirty()
+        blocks = [
+            block
+            for block in slab.blocks
+            if block is not None
+            and block.queue is not None
+            and (dirty_too or not owner.is_dirty(block.queue))
+        ]
+        leased = self.arena.index.leased([block.slot for block in blocks], self.arena.lanes)
+        held = [block for block, is_held in zip(blocks, leased, strict=True) if is_held]
+        for block in held:
+            self.touch(block)  # A lease is a use.
+        if held and slab.promised_to is None:
+            return False
+        slots = [block.slot for block, is_held in zip(blocks, leased, strict=True) if not is_held]
+        gone = set(self.arena.index.evict(slots, self.arena.lanes, len(slots)))
+        left = [block for block in blocks if block.slot in gone]
+        dirty = [block for block in left if block.queue and owner.is_dirty(block.queue)]
+        lost = set(map(id, dirty))
+        self._leave(left)
+        self._count_evicted(owner, dirty, True)
+        self._count_evicted(owner, [block for block in left if id(block) not in lost], False)
+        self.slabs_taken += slab.size_class is not owner
+        return slab.size_class is not owner

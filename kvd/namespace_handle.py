@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvd.client import Client
 
 MAX_RETRIES = 3  # A slot rewritten that often while being read is a miss.
+PRESENT = (protocol.STORED, protocol.REFRESHED)
 TierList = list[str | None]
 
 
@@ -97,14 +98,8 @@ class NamespaceHandle:
                 statuses = store(keys[part], values[part])
             except UnavailableError:
                 statuses = [UNAVAILABLE] * len(values[part])
-            results[part] = [
-                status in (protocol.STORED, protocol.REFRESHED) for status in statuses
-            ]
-            refused = [
-                status
-                for status in statuses
-                if status not in (protocol.STORED, protocol.REFRESHED)
-            ]
+            results[part] = [status in PRESENT for status in statuses]
+            refused = [status for status in statuses if status not in PRESENT]
             if refused:
                 self._client.refuse(refused)
         return results

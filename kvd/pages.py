@@ -13,13 +13,14 @@ import os
 import platform
 from collections.abc import Sequence
 
+from kvd.slab_geometry import HUGE_PAGE_BYTES
+
 MADV_POPULATE_WRITE = 23  # madvise(2), Linux 5.14.
 MADV_COLLAPSE = 25  # madvise(2), Linux 6.1.
 MLOCK_ONFAULT = 1  # mlock2(2).
 MPOL_BIND, MPOL_INTERLEAVE = 2, 3  # mbind(2).
 SYS_MBIND = {"x86_64": 237, "aarch64": 235}.get(platform.machine())
 MAX_ATTEMPTS = 100  # A signal each time, a hundred times in 10 ms, is no accident.
-HUGE_PAGE_BYTES = 2 << 20
 MAX_NODES = 1024
 
 PROT_NONE = 0
@@ -61,6 +62,26 @@ def map_aligned(fd: int, size_bytes: int) -> ctypes.Array[ctypes.c_char]:
     if mapped != address:
         raise _error()
     return (ctypes.c_char * size_bytes).from_address(address)
+
+
+def huge_memfd(name: str, size_bytes: int) -> int:
+    """Return a fresh memfd of reserved huge pages, which may be sealed.
+
+    Mapping it, shared and writable, takes the pages out of the reserve or fails with ENOMEM.
+
+    Raises
+    ------
+    OSError
+        When the kernel has no such pages.
+    """
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB
+    fd = os.memfd_create(name, flags)
+    try:
+        os.ftruncate(fd, size_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 class Pages:

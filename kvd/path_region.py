@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import tablespace
 from kvd.back_off import BackOff
 from kvd.free_space import BelowFloorError, FreeSpace
-from kvd.hidden_keys import HiddenKeys
+from kvd.hidden_keys import MAX_OWED_KEYS, HiddenKeys
 from kvd.latency import LatencyRing
 from kvd.long_values import (
     LongCounters,
@@ -60,7 +60,7 @@ class PathRegion:
         self.write_latency = LatencyRing()
         self.health = BackOff()
         self.progress = ReadProgress(self.options.workers)
-        self.hidden = HiddenKeys()
+        self.hidden = HiddenKeys(MAX_OWED_KEYS)
         self.free_space = FreeSpace(directory, self.options.free_floor_bytes)
         self.uuid: str | None = None
         self.index_bound_bytes = 0

@@ -26,8 +26,9 @@ class Process:
         Readable once the process ended; -1 where there is none.
     sessions : dict
         Its sessions by id, oldest first; open ones and those that may be resumed.
-    orphans : list of int
-        Slots of sessions that nobody can resume any more. It may still write into them.
+    orphans, orphan_bytes
+        Slots of sessions that nobody can resume any more, and their bytes. It may still write
+        into them.
     orphan_lanes : list of int
         Such sessions' lanes. It may still read under a lease.
     """
@@ -36,13 +37,14 @@ class Process:
     pidfd: int = -1
     sessions: dict[int, Session] = field(default_factory=dict)
     orphans: list[int] = field(default_factory=list)
+    orphan_bytes: int = 0
     orphan_lanes: list[int] = field(default_factory=list)
 
     @property
-    def left_slots(self) -> int:
-        """Return how many slots it holds by sessions without a connection."""
+    def left_bytes(self) -> int:
+        """Return the bytes of the slots it holds by sessions without a connection."""
         left = [session for session in self.sessions.values() if session.connection is None]
-        return len(self.orphans) + sum(session.held_slots for session in left)
+        return self.orphan_bytes + sum(session.held_bytes for session in left)
 
     @property
     def is_idle(self) -> bool:

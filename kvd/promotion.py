@@ -13,11 +13,10 @@ from kvd.expiry import boot_clock_ns
 from kvd.long_paths import LongPaths, Source
 from kvd.long_tier import LongTier
 from kvd.long_values import ReadValue
-from kvd.memory_tier import MemoryTier
+from kvd.memory_tier import NO_SLOT, MemoryTier
 from kvd.namespaces import Namespace
 
 READ_BLOCKS = 64  # One read call; longer lookups are spread over the reading threads.
-NO_SLOT = -1
 LOOSE_BYTES = 16 << 20  # What one lookup may carry inline when memory has no slot for it.
 MAX_LOOSE_BYTES = 64 << 20  # What all lookups may read so at a time; beyond it they miss.
 
@@ -38,6 +37,8 @@ class Promotion:
         Of its key in the lookup that began it.
     slot : int
         Where it goes; NO_SLOT until there is one.
+    room : int
+        How many bytes it needs there.
     block : Block or None
         The result.
     """
@@ -46,6 +47,7 @@ class Promotion:
     key: bytes
     source: Source
     slot: int
+    room: int
     generation: int
     position: int = 0
     void: bool = False
@@ -100,10 +102,11 @@ class Promoter:
         generation = namespace.generation
         deadline = time.monotonic() + self._long.timeout_s
         on_disk = await self._present(namespace, keys, deadline)
+        rooms = await self._rooms(namespace, keys, on_disk, deadline)
         found: list[Block | Promotion | None] = []
         fresh: list[Promotion] = []
         try:
-            for position, (key, source) in enumerate(zip(keys, on_disk, strict=True)):
+            for position, (key, source, room) in enumerate(zip(keys, on_disk, rooms, strict=True)):
                 # Everything may have changed while the index was asked.
                 current = self._memory.find(namespace, key)
                 flying = self._flying.get((namespace.id, key))
@@ -118,7 +121,9 @@ class Promoter:
                     and namespace.generation == generation
                     and namespace.disk_counts(key)
                 ):
-                    promotion = Promotion(namespace, key, source, NO_SLOT, generation, position)
+                    promotion = Promotion(
+                        namespace, key, source, NO_SLOT, room, generation, position
+                    )
                     self._flying[namespace.id, key] = promotion
                     fresh.append(promotion)
                     found.append(promotion)
@@ -213,11 +218,11 @@ class Promoter:
 
     def _give_slots(self, fresh: list[Promotion]) -> list[Promotion]:
         """Reserve a slot for each promotion; take those off `fresh` that got none, return them."""
-        slots = self._memory.reserve_many(len(fresh)) if fresh else []
-        for promotion, slot in zip(fresh, slots, strict=False):
+        slots = self._memory.reserve_many([each.room for each in fresh]) if fresh else []
+        for promotion, slot in zip(fresh, slots, strict=True):
             promotion.slot = slot
-        roomless = fresh[len(slots) :]
-        del fresh[len(slots) :]
+        roomless = [each for each in fresh if each.slot == NO_SLOT]
+        fresh[:] = [each for each in fresh if each.slot != NO_SLOT]
         for promotion in roomless:
             self._take_off(promotion)
         self._long.counters.promotions_no_room += len(roomless)
@@ -230,7 +235,9 @@ class Promoter:
         views: list[memoryview] = []
         try:
             views += [
-                self._memory.arena.view(promotion.slot, self._memory.arena.slot_bytes)
+                self._memory.arena.view(
+                    promotion.slot, self._memory.arena.slot_bytes_of(promotion.slot)
+                )
                 for promotion in promotions
             ]
             values = await self._read_values(source, keys, views)
@@ -281,6 +288,34 @@ class Promoter:
             logger.warning("reading %d blocks failed: %s", len(keys), error)
             self._long.counters.reads_failed += len(keys)
             return [None] * len(keys)
+
+    async def _rooms(
+        self,
+        namespace: Namespace,
+        keys: list[bytes],
+        sources: list[Source | None],
+        deadline: float,
+    ) -> list[int]:
+        """Return how many bytes each value needs in memory, with what was not found as nothing."""
+        rooms = [0] * len(keys)
+        for source in dict.fromkeys(each for each in sources if each is not None):
+            where = [position for position, each in enumerate(sources) if each is source]
+            disk_keys = [namespace.prefix + keys[position] for position in where]
+            if isinstance(source, LongTier):
+                found = source.rooms_for(disk_keys)
+            else:
+                # Its index may have to be brought up to date, over a network.
+                try:
+                    asked = source.on_index(source.rooms_for, disk_keys)
+                    found = await asyncio.wait_for(asked, deadline - time.monotonic())
+                except Exception as error:
+                    logger.warning("%s could not be asked: %s", source.directory, error)
+                    found = []
+                    for position in where:
+                        sources[position] = None
+            for position, room in zip(where, found, strict=False):
+                rooms[position] = room
+        return rooms
 
     def _take_off(self, promotion: Promotion) -> None:
         where = (promotion.namespace.id, promotion.key)

@@ -104,7 +104,10 @@ class ReservedSlot(msgspec.Struct, array_like=True):
 
 
 class Hello(Message, tag="HELLO"):
-    """Open a session, or go on with an earlier one of this process: `resume`."""
+    """Open a session, or go on with an earlier one of this process: `resume`.
+
+    Of its lanes all but `keep_lanes` end (nil: none does).
+    """
 
     versions: Annotated[list[int], msgspec.Meta(max_length=64)]
     client: str = ""
@@ -114,6 +117,7 @@ class Hello(Message, tag="HELLO"):
     map: bool = True
     write: bool = True
     resume: Count | None = None
+    keep_lanes: Annotated[list[Count], msgspec.Meta(max_length=64)] | None = None
 
 
 class Bye(Message, tag="BYE"):
@@ -332,11 +336,15 @@ class LaneInfo(msgspec.Struct):
 
 
 class ArenaInfo(msgspec.Struct):
-    """The geometry of the memfds, which the client checks against what it maps."""
+    """The geometry of the memfds, which the client checks against what it maps.
+
+    `slot_count` is how many slot numbers there are: `slots_per_slab` for each slab.
+    """
 
     uuid: str
     slot_count: int
-    slot_bytes: int
+    slab_bytes: int
+    slots_per_slab: int
     index_bytes: int
     data_bytes: int
     lane: LaneInfo | None = None

@@ -78,7 +78,7 @@ async def purge(cache: Cache, request: protocol.Purge) -> Purged:
             purged = await _purge_whole(cache, selection, request.zero)
         else:
             purged = await _purge_old(cache, selection, request.zero)
-        return purged.reply(cache.memory.arena.slot_bytes, names)
+        return purged.reply(names)
     except (TablespaceError, OSError) as error:
         raise ProtocolError("unavailable", f"the long tier: {error}") from error
 
@@ -100,12 +100,14 @@ class Taken:
     dry_run: bool = False
     zeroed_bytes: int = 0
 
-    def reply(self, slot_bytes: int, names: dict[bytes, str]) -> Purged:
+    def reply(self, names: dict[bytes, str]) -> Purged:
         """Return what to answer."""
         prefixes = {block.namespace.prefix for block in self.blocks} | self.freed.prefixes
         size_bytes = sum(block.length for block in self.blocks)
         return Purged(
-            TierPurged(len(self.blocks), len(self.blocks) * slot_bytes, size_bytes),
+            TierPurged(
+                len(self.blocks), sum(block.slot_bytes for block in self.blocks), size_bytes
+            ),
             TierPurged(self.freed.entries, self.freed.size_bytes, self.freed.value_bytes),
             sorted(label_of(prefix, names.get(prefix)) for prefix in prefixes)[:MAX_NAMESPACES],
             self.dry_run,
@@ -239,7 +241,7 @@ def _remove(cache: Cache, blocks: Sequence[Block], zero: bool) -> int:
         block.resolve(None)
         if zero and cache.memory.is_free(block.slot):
             # Not one that a disk call or a reader still holds: its bytes are somebody's.
-            with cache.memory.arena.view(block.slot, block.length) as view:
+            with cache.memory.arena.view_at(block.offset, block.length) as view:
                 view[:] = bytes(block.length)
             zeroed += block.length
     return zeroed

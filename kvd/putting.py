@@ -176,7 +176,7 @@ class Put:
             raise ProtocolError("malformed", "COMMIT was answered for another number of blocks")
         # A CANCEL behind a COMMIT without an answer finds nothing left to give back.
         ended = {(item.slot, item.reservation) for item in items}
-        writer.held = [
+        writer.held[:] = [
             grant for grant in writer.held if (grant.slot, grant.reservation) not in ended
         ]
         return reply.results

@@ -53,7 +53,7 @@ def region_refusal(directory: os.PathLike[str], region: object, error: Exception
     """Return the error for a region that could not be opened."""
     if isinstance(error, tablespace.BusyError):
         return RefusedError(
-            f"the region {region} is in use by {_holder(error)}; stop that one, or choose "
+            f"the region {region} is in use by {holder(error)}; stop that one, or choose "
             "another --long-path"
         )
     if isinstance(error, OSError) and not isinstance(error, TablespaceError):
@@ -80,7 +80,7 @@ def in_flags(text: str) -> str:
     return text
 
 
-def _holder(error: tablespace.BusyError) -> str:
+def holder(error: tablespace.BusyError) -> str:
     """Return how to call the process that holds a region."""
     holder = getattr(error, "holder", None)
     if not isinstance(holder, dict):

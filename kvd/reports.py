@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvd.cache import Cache
+from kvd.class_reports import class_use
 from kvd.long_paths import LongPaths
 from kvd.long_reports import long_stats, no_long_tier
 from kvd.policy.live import curve_of
@@ -62,8 +63,8 @@ def _memory(cache: Cache) -> MemoryStats:
         entries=memory.entries,
         value_bytes=memory.value_bytes,
         slot_bytes=arena.slot_bytes,
-        slots=arena.slot_count,
-        slots_populated=arena.populated_slots,
+        slots=memory.slabs.slots,
+        slots_populated=memory.slabs.populated_slots,
         slots_free=memory.free_slots,
         slots_reserved=memory.reserved_slots,
         slots_quarantined=memory.quarantined_slots,
@@ -72,6 +73,15 @@ def _memory(cache: Cache) -> MemoryStats:
         bytes_in=counters.bytes_in,
         bytes_out=counters.bytes_out,
         pinned=arena.pin_refusal is None,
+        used_bytes=memory.slabs.used_bytes,
+        free_bytes=memory.slabs.free_bytes,
+        data_bytes=arena.data_bytes,
+        slab_bytes=arena.geometry.slab_bytes,
+        slabs=arena.geometry.slab_count,
+        slabs_spare=memory.slabs.spare_slabs,
+        slabs_taken=memory.slabs_taken,
+        huge_bytes=arena.huge_bytes,
+        classes=class_use(memory),
     )
 
 

@@ -16,7 +16,7 @@ from kvd.memory_tier import MemoryTier
 from kvd.process import Process
 from kvd.session import RESERVATION_S, Session
 
-SESSION_SHARE = 4  # One session may hold a quarter of the slots, so that it starves nobody.
+SESSION_SHARE = 4  # One session may hold a quarter of memory, so that it starves nobody.
 
 
 class Reservations:
@@ -33,29 +33,35 @@ class Reservations:
     def __init__(self, memory: MemoryTier, clock: Callable[[], float] = time.monotonic) -> None:
         self._memory = memory
         self._clock = clock
-        self._session_limit = max(1, memory.arena.slot_count // SESSION_SHARE)
+        self._session_limit = memory.arena.data_bytes // SESSION_SHARE
 
-    def reserve(self, session: Session) -> tuple[int, int] | None:
-        """Return (slot, reservation), or None when there is no room for this session."""
+    def reserve(self, session: Session, size: int) -> tuple[int, int] | None:
+        """Return (slot, reservation) for a value of so many bytes, or None without room."""
         # A process that drops session after session holds no more than one that keeps its own.
-        held = session.held_slots + session.process.left_slots
-        if held >= self._session_limit:
+        held = session.held_bytes + session.process.left_bytes
+        if held and held + self._memory.slot_bytes_for(size) > self._session_limit:
             self._memory.counters.no_room += 1
             return None
-        reserved = self._memory.reserve()
+        reserved = self._memory.reserve(size)
         if reserved is not None:
             session.reserved[reserved[0]] = (reserved[1], self._clock())
+            session.held_bytes += self._slot_bytes(reserved[0])
         return reserved
+
+    def _slot_bytes(self, slot: int) -> int:
+        return self._memory.arena.slot_bytes_of(slot)
 
     def take(self, session: Session, slot: int, reservation: int) -> str:
         """End a reservation: RESERVED when the slot may be published, else why not."""
         held = session.reserved.get(slot)
         if held is not None and held[0] == reservation:
             del session.reserved[slot]
+            session.held_bytes -= self._slot_bytes(slot)
             return protocol.RESERVED
         if session.expired.get(slot) == reservation:
             # The client is done with it, only too late: the slot is safe to use again.
             del session.expired[slot]
+            session.held_bytes -= self._slot_bytes(slot)
             self._memory.end_quarantine(slot)
             return protocol.EXPIRED
         return protocol.UNKNOWN_RESERVATION
@@ -80,11 +86,13 @@ class Reservations:
         for slot, (reservation, _) in list(session.reserved.items()):
             if (slot, reservation) not in kept:
                 del session.reserved[slot]
+                session.held_bytes -= self._slot_bytes(slot)
                 self._memory.unreserve(slot)
                 count += 1
         for slot, reservation in list(session.expired.items()):
             if (slot, reservation) not in kept:
                 del session.expired[slot]
+                session.held_bytes -= self._slot_bytes(slot)
                 self._memory.end_quarantine(slot)
                 count += 1
         return count
@@ -94,11 +102,14 @@ class Reservations:
         for slot in session.reserved:
             self._memory.quarantine(slot)
         session.process.orphans += [*session.reserved, *session.expired]
+        session.process.orphan_bytes += session.held_bytes
+        session.held_bytes = 0
         session.reserved.clear()
         session.expired.clear()
 
     def free_orphans(self, process: Process) -> None:
         """Give back what a process that ended might have written into."""
         slots, process.orphans = process.orphans, []
+        process.orphan_bytes = 0
         for slot in slots:
             self._memory.end_quarantine(slot)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvd import protocol
-from kvd.client_session import ClientSession, InUse, Writer
+from kvd.client_session import ClientSession, Writer
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import INLINE_BATCH_BYTES
 from kvd.putting import UNAVAILABLE, Put, accepted_count
@@ -199,7 +199,9 @@ class Slots:
                     mapping = put.mapping
                     assert mapping is not None
                     slot.grant = grant
-                    slot.view = mapping.slot_view(grant, slot.size_bytes)
+                    view = mapping.slot_view(grant, slot.size_bytes)
+                    self._writer.views.append((weakref.ref(view.obj), grant))
+                    slot.view = view
 
     def _batch_size(self) -> int:
         session = self._session
@@ -245,17 +247,13 @@ class Slots:
         self._open = False
         if self._session is None or os.getpid() != self._pid:
             return
-        in_use: list[tuple[InUse, protocol.Grant]] = []
         for slot in self._slots:
             view, slot.view = slot.view, None
             if view is None or slot.grant is None:
                 continue
-            still: InUse = weakref.ref(view.obj)
             try:
                 view.release()
             except BufferError:
-                pass
-            view = None
-            if still() is not None:
-                in_use.append((still, slot.grant))
-        self._client.end_write(self._session, self._writer, self._accepted, in_use)
+                pass  # Something was made of it; its slot goes back once that is gone.
+            del view
+        self._client.end_write(self._session, self._writer, self._accepted)

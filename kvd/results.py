@@ -87,6 +87,19 @@ class TierUse(msgspec.Struct, frozen=True):
     latency: Latency
 
 
+class ClassUse(msgspec.Struct, frozen=True):
+    """One size class of the memory tier: its slots, and what lies in them."""
+
+    slot_bytes: int
+    slabs: int
+    slots: int
+    slots_free: int
+    entries: int
+    used_bytes: int
+    value_bytes: int
+    evictions: int
+
+
 class PathHealth(msgspec.Struct, frozen=True):
     """How one directory of the long tier fares: `ok`, `failed` or `stopped`, and why."""
 
@@ -149,6 +162,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     pid: int | None = None
     uptime_s: float | None = None
+    memory_classes: list[ClassUse] = []
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain nested dicts, for JSON."""
@@ -159,8 +173,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryStats(msgspec.Struct, frozen=True):
     """Counters and sizes of the memory tier.
 
-    `slots_leased` are under a client's lease; `slots_held` are those of them whose blocks left
-    meanwhile, which wait for the leases to end.
+    `slot_bytes` is the default size class's. Slots are counted whatever their size; a slab that
+    no class has counts as slots of the default class. `used_bytes` are those of slots that hold
+    a block, `free_bytes` those of free slots and of slabs that hold nothing.
+    `slots_leased` are under a client's lease; `slots_held` are those whose blocks left while they
+    were leased, or written to the long tier, and which wait for that to end. Of the populated
+    slots each is free, or has an entry, or is reserved, quarantined or held.
     """
 
     hits: int
@@ -183,6 +201,30 @@ class MemoryStats(msgspec.Struct, frozen=True):
     bytes_in: int
     bytes_out: int
     pinned: bool
+    used_bytes: int = 0
+    free_bytes: int = 0
+    data_bytes: int = 0
+    slab_bytes: int = 0
+    slabs: int = 0
+    slabs_spare: int = 0
+    slabs_taken: int = 0
+    huge_bytes: int = 0
+    classes: list[ClassUse] = []
+
+
+class SlotCounts(msgspec.Struct, frozen=True):
+    """The slots of a region: `free + live + limbo + reserved + quarantined` is `capacity`.
+
+    `limbo` are those whose entry is gone and which a reader still holds, or which wait for a test;
+    `quarantined` failed it.
+    """
+
+    capacity: int = 0
+    free: int = 0
+    live: int = 0
+    limbo: int = 0
+    reserved: int = 0
+    quarantined: int = 0
 
 
 class PathStats(msgspec.Struct, frozen=True):
@@ -195,6 +237,8 @@ class PathStats(msgspec.Struct, frozen=True):
         reads do not end); "followed".
     problem : str or None
         Why it is not up; `retry_in_s` when it is opened again.
+    deletions_owed : int
+        Keys and namespaces that were deleted while it took no writes: hidden until it does.
     """
 
     path: str
@@ -219,6 +263,8 @@ class PathStats(msgspec.Struct, frozen=True):
     queue_bytes: int = 0
     lag_records: int | None = None
     choices: list[str] = []
+    slots: SlotCounts = SlotCounts()
+    deletions_owed: int = 0
 
 
 class LongStats(msgspec.Struct, frozen=True):

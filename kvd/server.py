@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from kvd import codec, protocol
+from kvd.announced import Announced
 from kvd.arena import Arena
 from kvd.cache import MAX_INLINE_BYTES, Cache
 from kvd.dispatch import HANDLERS
@@ -74,6 +75,7 @@ class Server:
         self.access = access if access is not None else Access()
         self.max_connections = max_connections
         self.sizing = Sizing(arena.data_bytes, notes)
+        self.announced = Announced(cache.memory.classes, notes)
         self.connections: set[Connection] = set()
         self.errors = 0
         self.held = HeldBytes()
@@ -83,11 +85,6 @@ class Server:
         self.sessions = Sessions(cache.storing.reservations, self.lanes, max_connections)
         self._started = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.max_batch_blocks = max(1, min(MAX_BATCH_BLOCKS, arena.slot_count // 8))
-        values = min(INLINE_BATCH_BYTES, self.max_batch_blocks * arena.slot_bytes)
-        self.max_frame_bytes = min(
-            MAX_FRAME_BYTES, max(values, arena.slot_bytes) + MAX_PLAIN_BYTES
-        )
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, whatever happens to the connection it answers."""
@@ -104,21 +101,28 @@ class Server:
         for session in self.sessions:
             self.cache.storing.reservations.expire(session)
 
-    def note_block_size(self, client: str, block_bytes: int) -> None:
-        """Make room for blocks of a size that a client announced, or say that there is none."""
+    def note_block_size(self, client: str, block_bytes: int) -> int:
+        """Make room for blocks of a size that a client announced; return their slots' size.
+
+        Says so where there are none, or only larger ones.
+        """
         paths = self.cache.long
-        auto = paths is not None and paths.auto_slots
         if paths is not None and paths.wants_slots_for(block_bytes):
             self.run(paths.add_slots_for(block_bytes))
-        if block_bytes > self.arena.slot_bytes:
-            logger.warning(
-                "%s announces blocks of %d bytes, slots in memory have %d: they will not be "
-                "stored%s; raise --tablespace-slot-bytes",
-                client or "a client",
-                block_bytes,
-                self.arena.slot_bytes,
-                " before the daemon is started anew" if auto else "",
-            )
+        elif paths is not None and block_bytes > paths.slot_bytes > 0:
+            self.announced.note_too_large_for_disk(client, block_bytes, paths.slot_bytes)
+        return self.announced.note(client, block_bytes)
+
+    def max_batch_blocks(self, slot_bytes: int) -> int:
+        """Return how many blocks of a size one request may ask for."""
+        slots = self.arena.geometry.slots_in_all(slot_bytes)
+        return max(1, min(MAX_BATCH_BLOCKS, slots // 8))
+
+    def max_frame_bytes(self, slot_bytes: int) -> int:
+        """Return the longest frame of a session that has blocks of a size."""
+        values = min(INLINE_BATCH_BYTES, self.max_batch_blocks(slot_bytes) * slot_bytes)
+        largest = self.cache.memory.classes.largest_bytes
+        return min(MAX_FRAME_BYTES, max(values, largest) + MAX_PLAIN_BYTES)
 
     async def stats(self) -> Stats:
         """Collect the counters of every part."""
@@ -326,7 +330,8 @@ class Connection(asyncio.Protocol):
         """Return how much a lookup may come to hold until it is answered."""
         if isinstance(request, protocol.Get | protocol.BatchGet) and request.inline:
             keys = len(request.keys) if isinstance(request, protocol.BatchGet) else 1
-            return keys * self._server.arena.slot_bytes
+            largest = self._server.cache.memory.classes.largest_bytes
+            return min(keys * largest, MAX_INLINE_BYTES)
         return 0
 
     async def _finish(
@@ -406,20 +411,24 @@ class Connection(asyncio.Protocol):
                 self, request.client[:256], request.engine, peer.pid, pidfd
             )
         self._session = session
+        if resumed is not None and request.keep_lanes is not None:
+            # Also those of connections that were lost before the client had heard of them.
+            server.lanes.release(session, set(session.lanes).difference(request.keep_lanes))
+        slot_bytes = server.arena.slot_bytes
+        if request.block_bytes:
+            slot_bytes = server.note_block_size(request.client, request.block_bytes)
         lane = lane_fd = None
         if request.map:
             try:
-                lane, lane_fd = server.lanes.open(session)
+                lane, lane_fd = server.lanes.open(session, slot_bytes)
                 self._lane = (session, lane.id)
             except ProtocolError:
                 self._session = None
                 server.sessions.leave(session)
                 raise
         server.sizing.announced(session.client, request.l1_bytes)
-        self._frames.max_frame_bytes = server.max_frame_bytes
+        self._frames.max_frame_bytes = max_frame_bytes = server.max_frame_bytes(slot_bytes)
         self._frames.max_plain_bytes = MAX_PLAIN_BYTES
-        if request.block_bytes is not None:
-            server.note_block_size(request.client, request.block_bytes)
         self._send(
             protocol.HelloAck(
                 id=request.id,
@@ -428,19 +437,23 @@ class Connection(asyncio.Protocol):
                 resumed=resumed is not None,
                 server=__version__,
                 pid=os.getpid(),
-                max_frame_bytes=server.max_frame_bytes,
+                max_frame_bytes=max_frame_bytes,
                 max_batch_keys=protocol.MAX_BATCH_KEYS,
-                max_batch_blocks=server.max_batch_blocks,
-                max_value_bytes=server.arena.slot_bytes,
+                max_batch_blocks=server.max_batch_blocks(slot_bytes),
+                max_value_bytes=server.cache.memory.classes.largest_bytes,
                 reservation_s=RESERVATION_S,
                 arena=server.arena.info(lane) if lane is not None else None,
             )
         )
-        if lane_fd is not None:
+        if lane is not None and lane_fd is not None:
             try:
-                self._pass_arena(request.write, lane_fd)
+                passed = self._pass_arena(request.write, lane_fd)
             finally:
                 os.close(lane_fd)
+            if not passed:
+                # Nobody can lease anything there: it must not count against the session.
+                self._lane = None
+                server.lanes.release(session, [lane.id])
 
     def _resume(self, session_id: int | None) -> Session | None:
         """Take an earlier session of the same process over, from its connection if need be."""
@@ -453,32 +466,36 @@ class Connection(asyncio.Protocol):
             before.leave_session()  # Its end is still to be read, behind this.
         return session
 
-    def _pass_arena(self, write: bool, lane_fd: int) -> None:
-        """Send the descriptors with the ARENA frame, on the transport's own socket."""
+    def _pass_arena(self, write: bool, lane_fd: int) -> bool:
+        """Send the descriptors with the ARENA frame; say whether the client may have got them."""
         transport = self._transport
         assert transport is not None
         if transport.get_write_buffer_size():
             # Then the frame would overtake HELLO_ACK. A client that reads nothing gets nothing.
             transport.abort()
-            return
+            return False
         arena = self._server.arena
         try:
             data_fd = arena.data_fd if write else arena.readonly_data_fd()
         except OSError as error:
             logger.warning("the arena could not be opened for reading: %s", error)
             self._send(protocol.Arena(fds=[]))
-            return
+            return False
         frame = codec.encode(protocol.Arena(fds=protocol.ARENA_FDS))
         try:
             with transport.get_extra_info("socket").dup() as connected:
                 sent = socket.send_fds(connected, [frame], [arena.index_fd, data_fd, lane_fd])
             if sent != len(frame):
                 transport.abort()
+            return True
         except OSError as error:
-            logger.warning(
-                "the arena could not be passed to process %d: %s", self._peer.pid, error
-            )
+            # A client that left already was interrupted, and knows.
+            left = isinstance(error, BrokenPipeError | ConnectionResetError)
+            level = logging.DEBUG if left else logging.WARNING
+            pid = self._peer.pid
+            logger.log(level, "the arena could not be passed to process %d: %s", pid, error)
             transport.abort()
+            return False
         finally:
             if not write:
                 os.close(data_fd)

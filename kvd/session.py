@@ -45,6 +45,8 @@ class Session:
     expired : dict
         Reservations kept too long: answered `expired`, but the slots stay out of use while the
         process may still write into them.
+    held_bytes : int
+        Of the slots of both.
     lanes : list of int
         Its lanes, see `kvd.lanes`.
     """
@@ -56,6 +58,7 @@ class Session:
     connection: Carrier | None = None
     reserved: dict[int, tuple[int, float]] = field(default_factory=dict)
     expired: dict[int, int] = field(default_factory=dict)
+    held_bytes: int = 0
     lanes: list[int] = field(default_factory=list)
     durable: int = 0
     dropped: int = 0

@@ -10,7 +10,8 @@ import msgspec
 
 from kvd.client import Client
 from kvd.errors import UnavailableError
-from kvd.results import Stats
+from kvd.results import MemoryStats, Stats
+from kvd.slab_geometry import PAGE_BYTES
 from tablespace import format_size, parse_size
 
 
@@ -80,11 +81,22 @@ def _fit(stats: Stats, block_bytes: int, block_tokens: int) -> dict[str, int | s
     """
     if not block_bytes:
         return {}
-    slot_bytes = stats.memory.slot_bytes
-    if block_bytes > slot_bytes:
-        return {"problem": f"larger than a slot of {slot_bytes}: raise --tablespace-slot-bytes"}
-    fit: dict[str, int | str] = {"slack_bytes": slot_bytes - block_bytes}
-    for tier, slots in (("memory", stats.memory.slots), ("long", stats.long.capacity_slots)):
+    memory = stats.memory
+    slot_bytes = -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
+    if slot_bytes > memory.slab_bytes:
+        return {"problem": f"larger than a slab of {memory.slab_bytes}: raise --max-bytes"}
+    known = [each.slot_bytes for each in memory.classes]
+    fit: dict[str, int | str] = {}
+    if max(known) < block_bytes:
+        fit["note"] = (
+            f"Client(block_bytes={block_bytes}) gets slots of its own; now none is so large"
+        )
+    elif slot_bytes not in known:
+        slot_bytes = min(size for size in known if size >= block_bytes)
+    fit["slack_bytes"] = slot_bytes - block_bytes
+    in_memory = memory.data_bytes // memory.slab_bytes * (memory.slab_bytes // slot_bytes)
+    in_memory += memory.data_bytes % memory.slab_bytes // slot_bytes
+    for tier, slots in (("memory", in_memory), ("long", stats.long.capacity_slots)):
         fit[f"{tier}_blocks"] = slots
         if block_tokens:
             fit[f"{tier}_tokens"] = slots * block_tokens
@@ -115,6 +127,8 @@ def _lines(stats: Stats, reason: str | None, fit: dict[str, int | str]) -> list[
         ("memory.entries", memory.entries),
         ("memory.bytes", f"{memory.value_bytes} ({format_size(memory.value_bytes)})"),
         ("memory.slots", f"{memory.slots_free} free of {memory.slots} x {memory.slot_bytes}"),
+        ("memory.used", f"{memory.used_bytes} of {memory.data_bytes}"),
+        *_class_rows(memory),
         ("memory.no_room", memory.no_room),
         ("memory.corrupt", memory.corrupt),
     ]
@@ -146,6 +160,19 @@ def _lines(stats: Stats, reason: str | None, fit: dict[str, int | str]) -> list[
     if reason is not None:
         lines.append(f"\n0 hits: {reason}")
     return lines
+
+
+def _class_rows(memory: MemoryStats) -> list[tuple[str, object]]:
+    """One line a size class, where there are several."""
+    if len(memory.classes) < 2:
+        return []
+    return [
+        (
+            f"memory.{format_size(each.slot_bytes)}",
+            f"{each.entries} blocks, {each.slots_free} free of {each.slots} in {each.slabs} slabs",
+        )
+        for each in memory.classes
+    ]
 
 
 def _reasons(stats: Stats) -> str:

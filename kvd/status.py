@@ -11,12 +11,13 @@ from pathlib import Path
 from kvd import temp_guard
 from kvd.cache import Cache
 from kvd.census import Census, Usage
+from kvd.class_reports import class_use
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongTier
 from kvd.path_region import REGION_DIRECTORY
 from kvd.purging import label_of
 from kvd.quotas import Limits
-from kvd.results import Choices, NamespaceUse, PathHealth, Status, TierUse
+from kvd.results import Choices, ClassUse, NamespaceUse, PathHealth, Status, TierUse
 from kvd.version import __version__
 from tablespace import StoreStats, TablespaceError
 
@@ -104,7 +105,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
             memory.counters.hits,
             memory.counters.misses,
             memory.entries,
-            memory.entries * memory.arena.slot_bytes,
+            memory.slabs.used_bytes,
             LatencyRing().summary(),
         )
     }
@@ -119,6 +120,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
             tiers=tiers,
             notes=notes,
             dropped=memory.counters.dropped,
+            memory_classes=class_use(memory),
         )
     looks = await asyncio.gather(*(_look(tier) for tier in cache.tiers))
     stores = [each.store for each in looks if each.store is not None]
@@ -157,6 +159,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         watermark=cache.tiers[0].eviction.flags.watermark,
         policy=cache.tiers[0].evict_policy,
         recover=cache.tiers[0].recover,
+        memory_classes=class_use(memory),
     )
 
 
@@ -255,6 +258,7 @@ def _status(
     watermark: float = SOFT_PRESSURE,
     policy: str = "",
     recover: str = "",
+    memory_classes: Sequence[ClassUse] = (),
 ) -> Status:
     used = sum(used_bytes(store) for store in stores)
     disk = disk or Disk()
@@ -311,6 +315,7 @@ def _status(
             ],
         ),
         notes=list(notes),
+        memory_classes=list(memory_classes),
     )
 
 

@@ -14,11 +14,11 @@ import msgspec
 import tablespace
 from kvd import quotas, temp_guard
 from kvd.census import Census
-from kvd.errors import ConfigError, KvdError
+from kvd.errors import ConfigError, KvdError, RefusedError
 from kvd.namespaces import Namespaces
 from kvd.path_region import REGION_DIRECTORY
 from kvd.purging import label_of, prefix_of, swept_away
-from kvd.refusals import region_refusal
+from kvd.refusals import holder, region_refusal
 from kvd.region_ledger import RegionLedger
 from kvd.region_purge import Freed, Selection
 from kvd.results import PathHealth, Purged, Status, TierPurged
@@ -144,6 +144,21 @@ def purge_temporary(directories: Sequence[Path], *, dry_run: bool) -> Purged:
 
 
 @contextlib.contextmanager
+def held(directories: Sequence[Path]) -> Iterator[None]:
+    """Keep every daemon off regions meanwhile.
+
+    Raises
+    ------
+    RefusedError
+        One has one of them open; it is named.
+    """
+    with contextlib.ExitStack() as stack:
+        for directory in directories:
+            stack.enter_context(_opened(directory))
+        yield
+
+
+@contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[Opened]:
     region = directory / REGION_DIRECTORY
     ledger = RegionLedger(directory, region)
@@ -153,6 +168,11 @@ def _opened(directory: Path) -> Iterator[Opened]:
         )
     except FileNotFoundError as error:
         raise _no_region(directory) from error
+    except tablespace.BusyError as error:
+        raise RefusedError(
+            f"the region {region} is in use by {holder(error)}; ask that one, by --socket in "
+            "place of --long-path, or stop it"
+        ) from error
     except (TablespaceError, ValueError, OSError) as error:
         raise region_refusal(directory, region, error) from error
     with store:

@@ -83,7 +83,6 @@ class Storing:
         self._promoter = promoter
         self._counters = counters
         self._quotas = quotas
-        self._slot_bytes = memory.arena.slot_bytes
         self._warned_too_large = False
 
     def refuse(self, status: str) -> str:
@@ -99,14 +98,16 @@ class Storing:
             return self.refuse(protocol.RETENTION_NONE)
         if keep.expires_ns and self._write_back is not None and self._write_back.limits.is_full:
             return self.refuse(protocol.NO_ROOM)
-        if size > self._slot_bytes:
+        largest = self._memory.classes.largest_bytes
+        if size > largest:
             if not self._warned_too_large:
                 self._warned_too_large = True
                 logger.warning(
                     "a value of %d bytes does not fit slots of %d bytes and is not stored; "
-                    "raise --tablespace-slot-bytes. Said once, counted in `refused`",
+                    "raise --tablespace-slot-bytes, or have the client announce its block_bytes. "
+                    "Said once, counted in `refused`",
                     size,
-                    self._slot_bytes,
+                    largest,
                 )
             return self.refuse(protocol.TOO_LARGE)
         if key is not None:
@@ -148,7 +149,7 @@ class Storing:
                 self._counters.sets += 1
                 grants.append(protocol.Grant(fate))
                 continue
-            reserved = self.reservations.reserve(session)
+            reserved = self.reservations.reserve(session, size)
             if reserved is None:
                 self._counters.sets += 1
                 grants.append(protocol.Grant(self.refuse(protocol.NO_ROOM)))
@@ -172,7 +173,10 @@ class Storing:
             status = self.reservations.take(session, item.slot, item.reservation)
             if status != protocol.RESERVED:
                 results.append(self.refuse(status))
-            elif item.length > self._slot_bytes or item.checksum > MAX_CHECKSUM:
+            elif (
+                item.length > self._memory.arena.slot_bytes_of(item.slot)
+                or item.checksum > MAX_CHECKSUM
+            ):
                 self._memory.unreserve(item.slot)
                 results.append(self.refuse(protocol.TOO_LARGE))
             else:
@@ -212,7 +216,7 @@ class Storing:
             if fate is not None:
                 results.append(fate)
                 continue
-            reserved = self._memory.reserve()
+            reserved = self._memory.reserve(size)
             if reserved is None:
                 results.append(self.refuse(protocol.NO_ROOM))
                 continue

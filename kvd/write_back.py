@@ -60,7 +60,7 @@ class WriteBack:
         self.admission = admission
         self.budget = budget or WriteBudget(0)
         self.flush_interval_s = flush_interval_s
-        share = max(memory.arena.slot_bytes, max_queue_bytes // len(long_paths.tiers))
+        share = max(memory.arena.geometry.slab_bytes, max_queue_bytes // len(long_paths.tiers))
         self._lanes = {tier: WriteLane(self, tier, share) for tier in long_paths.tiers}
         self.lanes: Sequence[WriteLane] = list(self._lanes.values())
         self.limits = ExpiryLimits(long_paths, namespaces.limits)
@@ -262,6 +262,9 @@ class WriteBack:
                 await asyncio.sleep(min(0.01, left_s))
                 continue
             await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        touches = [call for lane in self.lanes for call in lane.send_touches_now()]
+        if touches:
+            await asyncio.wait(touches, timeout=max(0.0, deadline - time.monotonic()))
         await self.limits.drain(deadline - time.monotonic())
         left = self.queue_blocks + self.in_flight_blocks
         self._long.counters.drop("stopped", left)

@@ -178,6 +178,16 @@ class WriteLane:
         self._touching = True
         self._run(self._touch(touched))
 
+    def send_touches_now(self) -> list[asyncio.Future[None]]:
+        """Refresh what was touched last: the region is closed next. Return what to wait for."""
+        if self._touch_timer is not None:
+            self._touch_timer.cancel()
+            self._touch_timer = None
+        touched, self._touched = list(self._touched), {}
+        if not touched or not self.tier.is_up:
+            return []
+        return [asyncio.ensure_future(self._touch(touched))]
+
     async def _touch(self, keys: list[bytes]) -> None:
         try:
             await self.tier.on_writer(self.tier.touch, keys)
@@ -275,7 +285,7 @@ class WriteLane:
         call: asyncio.Future[list[Outcome]] | Exception
         try:
             arena = self._memory.arena
-            group.views += [arena.view(block.slot, block.length) for block in group.blocks]
+            group.views += [arena.view_at(block.offset, block.length) for block in group.blocks]
             items = [
                 WriteItem(
                     block.disk_key,

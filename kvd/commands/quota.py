@@ -71,15 +71,17 @@ def _of_file(
         stopped_region.check(directories)
     except stopped_region.NoRegionError as error:
         raise running.UnknownError(str(error)) from error
-    limits = quotas.load(quotas.newest(directories))
     if action == "list":
-        return limits
-    if name is not None and limit is not None:
-        limits[name] = limit
-    elif name is not None and limits.pop(name, None) is None:
-        raise running.UnknownError(f"{name!r} has no quota")
-    for directory in directories:
-        quotas.save(directory, limits)
+        return quotas.load(quotas.newest(directories))
+    # A daemon that serves the region has its own quotas, and would write them over these.
+    with stopped_region.held(directories):
+        limits = quotas.load(quotas.newest(directories))
+        if name is not None and limit is not None:
+            limits[name] = limit
+        elif name is not None and limits.pop(name, None) is None:
+            raise running.UnknownError(f"{name!r} has no quota")
+        for directory in directories:
+            quotas.save(directory, limits)
     return limits
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tablespace
-from kvd.arena_layout import PAGE_BYTES
 from kvd.config.flag import choice, count, flag, size
 from kvd.config.values import Values
 from kvd.long_limits import DEFAULT_SLOT_BYTES, MAX_SLOT_BYTES, MAX_SLOT_SIZES
+from kvd.slab_geometry import PAGE_BYTES
 from tablespace import format_size
 
 TITLE = "long tier"
@@ -138,7 +138,7 @@ class Disk:
         "--tablespace-slot-bytes",
         slot_sizes,
         default="64K",
-        help="slot size in memory and on disk; a list is several sizes on disk, 'auto' adds "
+        help="slot size in memory and on disk; a list is several sizes, 'auto' adds on disk, too, "
         "those that clients announce; larger values are not stored",
     )
     container_bytes: int | None = flag(

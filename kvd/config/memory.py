@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvd.config.flag import flag, size, switch
 from kvd.config.values import Values
 from kvd.errors import ConfigError
-from kvd.machine_memory import free_bytes
+from kvd.machine_memory import free_bytes, reserved_huge_bytes
 from kvd.pages import MAX_NODES
 from tablespace import format_size
 
@@ -39,7 +39,9 @@ class Memory:
     )
     no_pin: bool = switch("--no-pin", help="let the system swap the arena out")
     hugepages: bool = switch(
-        "--hugepages", help="make huge pages of the arena, which takes seconds for each GiB"
+        "--hugepages",
+        help="huge pages for the arena: reserved ones (vm.nr_hugepages), else made of ordinary "
+        "ones, which takes seconds for each GiB",
     )
     numa: tuple[int, ...] | None = flag(
         "--numa",
@@ -54,6 +56,8 @@ def settle(values: Values) -> list[str]:
     """Bound the arena by what the machine and every cgroup have free."""
     slot_bytes = values["slots"].largest
     free, bound = free_bytes()
+    if values["hugepages"] and (reserved := reserved_huge_bytes()) > free:
+        free, bound = reserved, "the reserve of huge pages"
     asked = values["max_bytes"]
     if asked is not None:
         if asked < slot_bytes:

@@ -12,8 +12,7 @@ SAMPLE_ENTRIES = 256
 arena's references are played."""
 
 LEAST_SCALE = 8
-"""A reference that is played costs six times what one costs that is not: in a small arena, too,
-few are."""
+"""A reference that is played is looked up in six caches, so in a small arena, too, few are."""
 
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)
 

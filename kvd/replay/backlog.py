@@ -37,7 +37,7 @@ class Backlog:
         memory = client.stats().memory
         self.waited_s = 0.0
         self._client = client
-        self._limit = max(1, memory.slots * memory.slot_bytes // ARENA_SHARE // block_bytes)
+        self._limit = max(1, memory.data_bytes // ARENA_SHARE // block_bytes)
         self._blocks = 0
 
     def store(self, hash_ids: Sequence[int]) -> None:

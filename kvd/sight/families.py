@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from kvd import protocol
 from kvd.durations import BOUNDS_S, Histogram, RequestTimes
-from kvd.results import Stats, Status
+from kvd.results import ClassUse, Stats, Status
 from kvd.sight.descriptions import describe
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -34,10 +34,12 @@ COUNTERS = frozenset(
         *("bytes_written", "blocks_promoted", "bytes_read", "reads_failed", "promotions_no_room"),
         *("reclaimed_bytes", "rejected_writes", "sets_refused", "rejected", "dropped_by"),
         *("admitted", "not_admitted", "scrubbed_values", "scrubbed_bytes", "scrub_damaged"),
-        *("failures", "reopened", "rejected_by_namespace"),
+        *("failures", "reopened", "rejected_by_namespace", "slabs_taken"),
     }
 )
-SAID_BY_STATS = frozenset({"version", "pid", "uptime_s", "notes", "tiers", "choices"})
+SAID_BY_STATS = frozenset(
+    {"version", "pid", "uptime_s", "notes", "tiers", "choices", "memory_classes"}
+)
 # What a refused block may be told; a metric is there, and 0, before the first of them.
 REASONS = (
     protocol.NO_ROOM,
@@ -82,7 +84,8 @@ def stats_families(stats: Stats) -> list[Metric]:
     """Return the metrics of a STATS: its numbers, however deep they lie.
 
     What is in `memory` or `long` has the label `tier`, an element of a list of structs that have
-    a `path` the label `path`, a member of a mapping the label `name` (of refusals `reason`).
+    a `path` the label `path`, a size class the label `slot_bytes`, a member of a mapping the
+    label `name` (of refusals `reason`).
     """
     families: dict[str, Metric] = {}
     words: Labels = {}
@@ -125,7 +128,10 @@ def _add(
         _add_struct(families, words, name, value, labels)
     elif isinstance(value, list):
         for each in value:
-            if isinstance(each, msgspec.Struct) and hasattr(each, "path"):
+            if isinstance(each, ClassUse):
+                own = {**labels, "slot_bytes": str(each.slot_bytes)}
+                _add_struct(families, words, name, each, own)
+            elif isinstance(each, msgspec.Struct) and hasattr(each, "path"):
                 _add_struct(families, words, name, each, {**labels, "path": str(each.path)})
     elif isinstance(value, dict):
         _add_mapping(families, name, field, value, labels)

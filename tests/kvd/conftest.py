@@ -148,7 +148,7 @@ class Rig:
             tier.open_region()
         self.arena = Arena(RIG_SLOTS * RIG_SLOT_BYTES, RIG_SLOT_BYTES)
         self.memory = MemoryTier(self.arena, writes_back=True)
-        self.memory.add_slots(0, RIG_SLOTS)
+        self.memory.add_slabs(0, self.arena.geometry.slab_count)
         self.paths = LongPaths(self.tiers, followed, timeout_s=timeout_s)
         self.cache = Cache(self.memory, Namespaces(places), self.paths, **options)
         self.session = Session(1)

@@ -18,6 +18,8 @@ from kvd.mapping import ArenaMapping
 @pytest.fixture
 def arena():
     made = Arena(1 << 20, 65536)
+    for slab in range(made.geometry.slab_count):
+        made.cut(slab, 16384)
     yield made
     made.close()
 
@@ -77,11 +79,12 @@ def test_a_mapping_is_refused_without_seals_or_with_other_sizes(arena):
 def test_offsets_outside_the_arena_are_refused_whoever_names_them(arena):
     mapping = ArenaMapping(arena.info(), arena.index_fd, arena.data_fd)
     for slot, offset, length in (
-        (16, 0, 5),
+        (64, 0, 5),
         (-1, 0, 5),
         (0, 1 << 20, 5),
         (0, -1, 5),
-        (0, 0, 65537),
+        (0, 0, 131073),
+        (0, 131072, 5),
         (2**62, 0, 1),
     ):
         with pytest.raises(ProtocolError):
@@ -96,12 +99,12 @@ def test_slots_are_delivered_once_each_after_they_are_populated(arena):
 
     def deliver(first, count):
         delivered.extend(range(first, first + count))
-        if len(delivered) == arena.slot_count:
+        if len(delivered) == arena.geometry.slab_count:
             done.set()
 
     arena.populate_in_background(deliver, lambda error: pytest.fail(str(error)))
     assert done.wait(10)
-    assert delivered == list(range(16))
+    assert delivered == list(range(8))
     assert arena.populated_slots == 16
 
 

@@ -8,7 +8,8 @@ from kvd.arena import Arena
 from kvd.config import parse
 from kvd.errors import ConfigError
 from kvd.mapping import ArenaMapping
-from kvd.pages import HUGE_PAGE_BYTES, Pages
+from kvd.pages import Pages
+from kvd.slab_geometry import HUGE_PAGE_BYTES
 
 SIZE = 8 << 20
 
@@ -16,7 +17,7 @@ SIZE = 8 << 20
 def populated(arena):
     done = threading.Event()
     arena.populate_in_background(
-        lambda first, count: first + count == arena.slot_count and done.set(),
+        lambda first, count: first + count == arena.geometry.slab_count and done.set(),
         lambda error: pytest.fail(str(error)),
     )
     assert done.wait(20)
@@ -28,6 +29,7 @@ def test_huge_pages_come_or_it_is_said_why_not():
     assert (arena.huge_bytes == SIZE) == (arena.huge_refusal is None)
     assert arena.huge_refusal is None or "after 0M" in arena.huge_refusal
     mapping = ArenaMapping(arena.info(), arena.index_fd, arena.data_fd)
+    arena.cut(0, 65536)
     arena.view(3, 5)[:] = b"hello"
     assert bytes(mapping.view(arena.offset(3), 5)) == b"hello"
     arena.close()

@@ -25,14 +25,14 @@ def test_an_eviction_costs_microseconds_however_many_were_used_before(policy):
     namespace = Namespaces(None).get("m")
     arena = Arena(BLOCKS * SLOT_BYTES, SLOT_BYTES)
     tier = MemoryTier(arena, writes_back=False, rule=Sampled(policy, BLOCKS))
-    tier.add_slots(0, BLOCKS)
+    tier.add_slabs(0, arena.geometry.slab_count)
 
     def publish(number, slot):
         key = b"%d" % number
         tier.publish(Block(namespace, key, slot, SLOT_BYTES, 0, Retention.LONG, 0, number % 16))
 
     for number in range(BLOCKS):
-        publish(number, tier.reserve()[0])
+        publish(number, tier.reserve(SLOT_BYTES)[0])
     blocks = tier.blocks_of(namespace)
     gc.disable()
     try:
@@ -43,7 +43,7 @@ def test_an_eviction_costs_microseconds_however_many_were_used_before(policy):
         times = []
         for number in range(BLOCKS, 2 * BLOCKS):
             began = time.thread_time()
-            slot, _ = tier.reserve()
+            slot, _ = tier.reserve(SLOT_BYTES)
             times.append(time.thread_time() - began)
             publish(number, slot)
     finally:

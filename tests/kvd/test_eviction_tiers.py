@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -174,3 +175,33 @@ def test_a_replay_agrees_with_the_simulation(tmp_path, policy):
     assert report["references"] == row.requested_blocks
     ratio = report["leading_hits"] / report["references"]
     assert ratio == pytest.approx(row.hit_ratio, abs=0.02)
+
+
+@pytest.mark.parametrize("way", ["shared memory", "socket"])
+def test_what_was_used_just_before_a_clean_stop_is_kept_by_the_next_daemon(start, way):
+    """Uses are told to the region every 50 ms; those of the last 50 ms before a stop were told
+    to a region that was closed already."""
+    flags = ("--evict-policy=lru", "--watermark=1.0")
+    daemon = start(*flags)
+    used = [b"%d" % key for key in range(LONG_SLOTS - 16)][:8]
+    with _client(daemon) as client:
+        _fill(client, 0, LONG_SLOTS - 16)
+        blocks = client.namespace("m")
+        # In memory first, and told of that: only the last use is what the next daemon must know.
+        assert blocks.get_many(used) == [bytes(SLOT_BYTES)] * 8
+        for first in range(8, LONG_SLOTS - 32, 128):
+            blocks.touch([b"%d" % key for key in range(first, first + 128)])
+        client.stats()
+        time.sleep(0.3)
+        if way == "socket":
+            blocks.touch(used)
+        else:
+            with blocks.lease(used) as views:
+                assert None not in views
+        daemon.stop()
+    start(*flags)
+    with _client(daemon) as client:
+        # Of the 992 older ones 48 have to go.
+        _fill(client, 5000, 64)
+        assert client.stats().long.evictions >= 40
+        assert client.namespace("m").exists(used) == [True] * 8

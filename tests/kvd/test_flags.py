@@ -201,6 +201,15 @@ class TestMachineMemory:
         self._tree(tmp_path, "4:memory:/\n")
         assert machine_memory.free_bytes(tmp_path) == (1_024_000, "the machine")
 
+    def test_reserved_huge_pages_count_by_themselves(self, tmp_path):
+        """They are not among the free memory, which would then refuse the arena they hold."""
+        assert machine_memory.reserved_huge_bytes(tmp_path) == 0
+        pages = tmp_path / "sys/kernel/mm/hugepages/hugepages-2048kB"
+        pages.mkdir(parents=True)
+        (pages / "free_hugepages").write_text("10\n")
+        (pages / "resv_hugepages").write_text("4\n")
+        assert machine_memory.reserved_huge_bytes(tmp_path) == 6 * (2 << 20)
+
 
 def test_statctl_prints_counters_and_the_likely_reason(running):
     def statctl(*flags):

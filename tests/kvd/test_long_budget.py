@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import kvd
+import tablespace
+from kvd.replay.buffers import BlockBuffers
+from kvd.replay.content import BlockContents, key_of
 
 SLOT = 65536
 BUDGET = 16 << 20
@@ -24,6 +28,37 @@ def put_at_pace(client, blocks, values):
     for first in range(0, len(items), 16):
         assert all(blocks.put_many(items[first : first + 16]))
         assert client.flush(20).pending == 0
+
+
+def slots_used(*directories):
+    """Return the bytes of slots that regions which nobody has open hold, by their own indexes."""
+    used = 0
+    for directory in directories:
+        with tablespace.open(str(directory / "region"), read_only=True) as store:
+            used += int(store.entries()["slot_bytes"].sum())
+    return used
+
+
+class DiskWatch(threading.Thread):
+    """Looks at what directories take on the disk, again and again, and keeps the most."""
+
+    def __init__(self, *directories):
+        super().__init__(daemon=True)
+        self.most = 0
+        self._directories = directories
+        self._end = threading.Event()
+
+    def run(self):
+        while not self._end.wait(0.02):
+            self.most = max(self.most, disk_bytes(*self._directories))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *how):
+        self._end.set()
+        self.join(20)
 
 
 def run_to_its_end(daemon, *flags):
@@ -56,22 +91,81 @@ def test_used_bytes_are_right_after_a_kill_and_the_disk_stays_within_its_bound(
         assert before.used_bytes >= BUDGET * (93 if paths == 1 else 85) // 100
     daemon.kill()
     assert disk_bytes(*places) <= bound
+    held = slots_used(*places)
     daemon.start()
     with daemon.client() as client:
         after = client.stats().long
         assert after.hits + after.misses == 0
+        assert after.used_bytes == held
         assert abs(after.used_bytes - before.used_bytes) <= 64 * SLOT
         assert after.used_bytes <= after.max_bytes == BUDGET
         if not before.evictions:
             assert after.used_bytes == before.used_bytes
-        for seed in range(2, 6):
-            put_at_pace(client, client.namespace("m"), make_blocks(slots // 20, seed=seed))
-            assert disk_bytes(*places) <= bound
-            assert client.stats().long.used_bytes <= BUDGET
+        with DiskWatch(*places) as watch:
+            for seed in range(2, 6):
+                put_at_pace(client, client.namespace("m"), make_blocks(slots // 20, seed=seed))
+                assert client.stats().long.used_bytes <= BUDGET
+        assert 0 < watch.most <= bound
         assert client.stats().long.evictions > 0
     assert daemon.stop() == 0
     # Far below the bound that is printed: it allows for the longest keys in every slot.
     assert disk_bytes(*places) <= BUDGET + paths * (7 << 20)
+
+
+@pytest.mark.long
+def test_gigabytes_stay_within_their_bound_through_a_kill_in_the_middle_of_writing(
+    daemons, wait_until
+):
+    """As above, with 3 GiB, blocks on their way when the daemon is killed, and journals and
+    snapshots that come and go meanwhile."""
+    budget, batch = 3 << 30, 64
+    daemon = daemons(disk=False)
+    place = daemon.long_path.parent / "p"
+    daemon.flags += ["--max-bytes", "128M", "--long-path", str(place), "--long-bytes", "3G"]
+    daemon.flags += ["--watermark", "1.0"]
+    daemon.start()
+    (index,) = re.findall(r"index +at most .* \((\d+) bytes\)", daemon.log)
+    slots = budget // SLOT
+    contents, buffers = BlockContents(SLOT), BlockBuffers(SLOT, batch)
+
+    def put(client, numbers, pace=True):
+        numbers = list(numbers)
+        for first in range(0, len(numbers), batch):
+            part = numbers[first : first + batch]
+            for number, words in zip(part, buffers.words, strict=False):
+                contents.fill(number, words)
+            items = [(key_of(n), view) for n, view in zip(part, buffers.views, strict=False)]
+            blocks = client.namespace("m")
+            wait_until(lambda items=items, blocks=blocks: all(blocks.put_many(items)))
+            if pace:
+                assert client.flush(60).dropped == 0
+
+    with DiskWatch(place) as watch:
+        with daemon.client() as client:
+            put(client, range(slots * 95 // 100))
+            put(client, range(slots, slots + batch), pace=False)
+            daemon.kill()
+        held = slots_used(place)
+        assert held >= budget * 95 // 100 - batch * SLOT
+        daemon.start()
+        with daemon.client() as client:
+            after = client.stats().long
+            assert after.hits + after.misses == after.evictions == 0
+            assert after.used_bytes == held
+            put(client, range(2 * slots, 2 * slots + slots // 5))
+            last = client.stats().long
+            assert last.used_bytes <= budget
+            assert last.evictions > 0
+            for first in range(2 * slots, 2 * slots + slots // 5, batch):
+                part = range(first, min(first + batch, 2 * slots + slots // 5))
+                lengths = client.namespace("m").get_many_into(
+                    [key_of(number) for number in part], buffers.views[: len(part)]
+                )
+                for number, words, length in zip(part, buffers.words, lengths, strict=False):
+                    if length is not None:
+                        assert contents.wrong_bytes(number, words, length) == 0
+        assert daemon.stop() == 0
+    assert budget * 95 // 100 <= watch.most <= budget + int(index)
 
 
 def test_room_is_made_on_every_path_by_itself(daemons, make_blocks):
@@ -232,11 +326,10 @@ def test_auto_gives_the_region_slots_that_clients_announce(daemons, make_blocks,
         assert sizes(client) == [20 << 10, 64 << 10]
     with daemon.client(block_bytes=1 << 20) as client:
         wait_until(lambda: (1 << 20) in sizes(client))
+        # Memory has slots for them too, from now on.
         large = make_blocks(1, size=1 << 20, seed=3)
-        # Memory's slots are of one size, from the start on.
-        assert client.namespace("m").put_many(list(large.items())) == [False]
-        assert client.refusals == {"too_large": 1}
-    assert "before the daemon is started anew" in daemon.log
+        put_at_pace(client, client.namespace("m"), large)
+        assert not client.refusals
     assert daemon.stop() == 0
     daemon.start()
     with daemon.client(block_bytes=1 << 20) as client:

@@ -155,7 +155,7 @@ def test_an_arena_of_one_slot_still_writes(on_rig):
     async def scenario(rig):
         arena = Arena(4096, 4096)
         memory = MemoryTier(arena, writes_back=True)
-        memory.add_slots(0, 1)
+        memory.add_slabs(0, 1)
         cache, rig.cache = Cache(memory, Namespaces(None), rig.paths), rig.cache
         rig.cache, own = cache, rig.cache
         assert rig.put(b"k", bytes(4096)) == "stored"

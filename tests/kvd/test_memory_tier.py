@@ -6,7 +6,7 @@ from kvd import memory_tier, protocol
 from kvd.arena import Arena
 from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
-from kvd.memory_tier import MemoryTier
+from kvd.memory_tier import NO_SLOT, MemoryTier
 from kvd.namespaces import Namespace
 from kvd.process import Process
 from kvd.reservations import Reservations
@@ -19,7 +19,7 @@ SLOTS = 16
 def memory():
     arena = Arena(SLOTS * 4096, 4096)
     tier = MemoryTier(arena, writes_back=True)
-    tier.add_slots(0, SLOTS)
+    tier.add_slabs(0, arena.geometry.slab_count)
     yield tier
     arena.close()
 
@@ -32,7 +32,7 @@ def space():
 def _store(
     memory, space, key, retention=Retention.LONG, durable=True, expires_ns=0, promoted=False
 ):
-    reserved = memory.reserve()
+    reserved = memory.reserve(1)
     if reserved is None:
         return None
     block = Block(space, key, reserved[0], 1, 0, retention, expires_ns)
@@ -56,12 +56,12 @@ def test_eviction_goes_by_class_then_clean_before_dirty_then_recency(memory, spa
     memory.touch(old_long)
     order = [expired, ephemeral, short, dirty_short, new_long, old_long, dirty_long]
     while memory.free_slots:
-        memory.reserve()
+        memory.reserve(1)
     for victim in order:
         assert not victim.gone
-        assert memory.reserve() is not None
+        assert memory.reserve(1) is not None
         assert victim.gone
-    assert memory.reserve() is None
+    assert memory.reserve(1) is None
     assert memory.counters.no_room == 1
     assert memory.counters.dropped == 2
     assert memory.counters.expired == 1
@@ -74,10 +74,10 @@ def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monke
     monkeypatch.setattr(memory_tier.time, "monotonic", lambda: now)
     promoted = _store(memory, space, b"p", Retention.EPHEMERAL, promoted=True)
     others = [_store(memory, space, b"%d" % number) for number in range(SLOTS - 1)]
-    assert memory.reserve() is not None and not promoted.gone
+    assert memory.reserve(1) is not None and not promoted.gone
     assert sum(block.gone for block in others) == 1
     now += memory_tier.HANDOVER_S
-    assert memory.reserve() is not None and promoted.gone
+    assert memory.reserve(1) is not None and promoted.gone
     # Not more than a share of the slots: the oldest give way.
     held = []
     for number in range(SLOTS // 2):
@@ -87,22 +87,22 @@ def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monke
 
 def test_many_slots_are_reserved_in_one_look(memory, space):
     blocks = [_store(memory, space, b"%d" % number) for number in range(SLOTS)]
-    slots = memory.reserve_many(3)
+    slots = memory.reserve_many([1] * 3)
     assert len(set(slots)) == 3 and sum(block.gone for block in blocks) == 3
     assert memory.counters.evictions == 3 and _accounted(memory) == SLOTS
-    more = memory.reserve_many(SLOTS)
+    more = [slot for slot in memory.reserve_many([1] * SLOTS) if slot != NO_SLOT]
     assert len(more) == SLOTS - 3 and not set(more) & set(slots)
     assert memory.counters.no_room == 3 and _accounted(memory) == SLOTS
-    assert memory.reserve_many(1) == []
+    assert memory.reserve_many([1]) == [NO_SLOT]
 
 
 def test_dirty_blocks_stay_while_the_disk_makes_progress(memory, space):
     for number in range(SLOTS):
         _store(memory, space, b"%d" % number, durable=False)
     memory.may_drop_dirty = lambda: False
-    assert memory.reserve() is None
+    assert memory.reserve(1) is None
     memory.may_drop_dirty = lambda: True
-    assert memory.reserve() is not None
+    assert memory.reserve(1) is not None
 
 
 def test_a_block_in_flight_keeps_its_slot_until_it_lands(memory, space):
@@ -132,11 +132,11 @@ def test_dirty_blocks_are_passed_over_while_the_disk_makes_progress(memory, spac
     short = _store(memory, space, b"s", Retention.SHORT, durable=False)
     long = _store(memory, space, b"l")
     while memory.free_slots:
-        memory.reserve()
-    assert memory.reserve() is not None
+        memory.reserve(1)
+    assert memory.reserve(1) is not None
     assert long.gone
     assert not short.gone
-    assert memory.reserve() is None
+    assert memory.reserve(1) is None
 
 
 def test_refreshed_times_to_live_do_not_pile_up(memory, space):
@@ -173,14 +173,14 @@ class TestReservations:
 
     def test_one_session_gets_a_quarter_of_the_slots(self, reservations, memory):
         session = Session(1)
-        granted = [reservations.reserve(session) for _ in range(SLOTS)]
+        granted = [reservations.reserve(session, 1) for _ in range(SLOTS)]
         assert sum(grant is not None for grant in granted) == SLOTS // 4
 
     def test_an_expired_one_is_out_of_use_until_its_client_is_done(
         self, reservations, memory, clock
     ):
         session = Session(1)
-        slot, number = reservations.reserve(session)
+        slot, number = reservations.reserve(session, 1)
         clock[0] += RESERVATION_S + 1
         reservations.expire(session)
         assert memory.quarantined_slots == 1
@@ -195,12 +195,12 @@ class TestReservations:
     ):
         process = Process(42)
         session = Session(1, process=process)
-        reservations.reserve(session)
+        reservations.reserve(session, 1)
         clock[0] += RESERVATION_S + 1
         reservations.expire(session)
-        reservations.reserve(session)
+        reservations.reserve(session, 1)
         reservations.orphan(session)
-        assert (memory.quarantined_slots, process.left_slots) == (2, 2)
+        assert (memory.quarantined_slots, process.left_bytes) == (2, 2 * 4096)
         reservations.end(session)
         assert memory.quarantined_slots == 2
         reservations.free_orphans(process)
@@ -210,10 +210,10 @@ class TestReservations:
 
     def test_the_end_gives_everything_back_at_once(self, reservations, memory, clock):
         session = Session(1)
-        reservations.reserve(session)
+        reservations.reserve(session, 1)
         clock[0] += RESERVATION_S + 1
         reservations.expire(session)
-        reservations.reserve(session)
+        reservations.reserve(session, 1)
         reservations.end(session)
         assert memory.free_slots == SLOTS
         assert _accounted(memory) == SLOTS

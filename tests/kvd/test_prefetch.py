@@ -100,7 +100,7 @@ def test_prefetching_more_than_memory_holds_leaks_no_slot(on_rig):
         for first in (0, 50):
             part = keys[first : first + 50]
             await rig.only_on_disk({key: values[key] for key in part})
-        held = [rig.memory.reserve()[0] for _ in range(60)]
+        held = [rig.memory.reserve(1)[0] for _ in range(60)]
         for turn in range(200):
             rig.cache.prefetch("m", keys[turn % 50 : turn % 50 + 50], 20.0)
             if turn % 10 == 0:

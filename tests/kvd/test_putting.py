@@ -114,41 +114,159 @@ def test_a_reserve_without_an_answer_costs_the_connection_not_the_slots(
         wait_until(back)
 
 
-def test_signals_at_any_moment_leak_no_slot(daemons, wait_until):
-    """As `test_an_interrupted_put_gives_its_slots_back`, at moments nobody chose. Half a frame
-    left by an exception in `sendall` made the daemon misread all that followed it, too."""
-    daemon = daemons("--max-bytes", "32M", disk=False).start()
+class Alarm(Exception):
+    """What a signal handler raises."""
 
-    class Alarm(Exception):
-        pass
+
+@pytest.fixture
+def alarm():
+    """Returns a function that has Alarm raised in so many seconds; 0 has it not raised."""
 
     def on_alarm(number, frame):
         raise Alarm
 
     previous = signal.signal(signal.SIGALRM, on_alarm)
     try:
-        with daemon.client() as client, daemon.client(map_arena=False) as watcher:
-            blocks = client.namespace("m")
-            for turn in range(120):
-                items = [(b"%d-%d" % (turn, n), bytes(65536)) for n in range(32)]
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.004 * (turn % 20) / 20)
-                    blocks.put_many(items, retention="ephemeral")
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except Alarm:
-                    pass
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            wait_until(lambda: blocks.put(b"after", b"v"))
-
-            def back():
-                memory = watcher.stats().memory
-                return memory.slots_reserved + memory.slots_quarantined == 0
-
-            wait_until(back)
-            assert watcher.stats().errors_total == 0
+        yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+def _put(client, turn):
+    items = [(b"%d-%d" % (turn, n), bytes(65536)) for n in range(32)]
+    client.namespace("m").put_many(items, retention="ephemeral")
+
+
+def _write_in_place(client, turn):
+    with client.namespace("m").reserve([65536] * 16) as slots:
+        for slot in slots:
+            if slot.view is not None:
+                slot.view[:8] = b"%8d" % turn
+        slots.commit([b"%d" % n for n in range(8)] + [None] * 8, retention="ephemeral")
+
+
+def _lease(client, turn):
+    _put(client, turn)
+    with client.namespace("m").lease([b"%d-%d" % (turn, n) for n in range(32)]):
+        pass
+
+
+def _reopen(client, turn):
+    client.close()
+    client.namespace("m").put(b"%d" % turn, b"v", retention="ephemeral")
+
+
+@pytest.mark.parametrize("work", [_put, _write_in_place, _lease, _reopen])
+def test_signals_at_any_moment_leak_nothing(daemons, wait_until, alarm, work):
+    """As `test_an_interrupted_put_gives_its_slots_back`, at moments nobody chose. Half a frame
+    left by an exception in `sendall` made the daemon misread all that followed it, too; and each
+    connection interrupted while it was opened left a lane, until the session had too many."""
+    daemon = daemons("--max-bytes", "32M", disk=False).start()
+    with daemon.client() as client, daemon.client(map_arena=False) as watcher:
+        blocks = client.namespace("m")
+        for turn in range(int(os.environ.get("KVD_SIGNAL_TURNS", "120"))):
+            try:
+                alarm(0.0003 + 0.004 * (turn % 20) / 20)
+                work(client, turn)
+                alarm(0)
+            except Alarm:
+                pass
+        alarm(0)
+        wait_until(lambda: blocks.put(b"after", b"v"))
+        # Nor is a lock held that another thread would wait for.
+        other = threading.Thread(target=blocks.get_many, args=([b"after", b"none"],))
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+        assert client.session().writers == []
+
+        def back():
+            memory = watcher.stats().memory
+            return not (
+                memory.slots_reserved
+                or memory.slots_quarantined
+                or memory.slots_leased
+                or memory.slots_held
+            )
+
+        wait_until(back)
+        assert watcher.stats().errors_total == 0
+
+
+def test_connections_interrupted_while_they_are_opened_leave_no_lanes(running, monkeypatch):
+    """The daemon had made a lane for each, which the client had never heard of; after 16 of them
+    it refused the session any other, for good."""
+    with running.client() as client:
+        blocks = client.namespace("m")
+        assert blocks.put(b"k", b"v")
+        session = client.session().id
+
+        def interrupted(*args):
+            raise Alarm
+
+        with monkeypatch.context() as patch:
+            patch.setattr("kvd.connection.LocalIndex", interrupted)
+            for _ in range(80):
+                client.connection().close() if client._connection else None
+                with pytest.raises(Alarm):
+                    client.connection()
+        assert blocks.get(b"k") == b"v"
+        assert client.session().id == session
+        assert client.stats().errors_total == 0
+
+
+def test_the_end_of_a_put_that_is_interrupted_is_made_up_for(daemons, monkeypatch):
+    """The slots of a put that failed were kept for the session's life, if a signal's exception
+    came just where they would have been given back."""
+    daemon = daemons(disk=False).start()
+    with daemon.client() as client:
+        blocks = client.namespace("m")
+
+        def interrupted(*args):
+            raise Alarm
+
+        for name in ("write", "commit"):
+            with monkeypatch.context() as patch:
+                patch.setattr(client, "end_write", interrupted)
+                if name == "write":
+                    patch.setattr(ArenaMapping, "write", interrupted)
+                with pytest.raises(Alarm):
+                    blocks.put_many([(b"%d" % n, bytes(100)) for n in range(10)])
+        assert blocks.put(b"k", b"v")
+        memory = client.stats().memory
+        assert (memory.slots_reserved, memory.slots_quarantined) == (0, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr("kvd.client.reserved_slots", interrupted)
+            with pytest.raises(Alarm), blocks.reserve([10] * 5):
+                pass
+        assert blocks.put(b"l", b"v")
+        memory = client.stats().memory
+        assert (memory.slots_reserved, memory.slots_quarantined) == (0, 0)
+
+
+def test_slots_whose_owner_is_gone_are_kept_while_a_view_is_there(daemons, monkeypatch):
+    daemon = daemons(disk=False).start()
+    with daemon.client() as client:
+        blocks = client.namespace("m")
+
+        def interrupted(*args):
+            raise Alarm
+
+        slots = blocks.reserve([10] * 5)
+        slots.__enter__()
+        part = slots[0].view[2:4]
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "end_write", interrupted)
+            with pytest.raises(Alarm):
+                slots.close()
+        del slots
+        assert blocks.put(b"k", b"v")
+        assert client.stats().memory.slots_reserved == 1
+        part[:] = b"ab"
+        del part
+        assert blocks.put(b"l", b"v")
+        assert client.stats().memory.slots_reserved == 0
 
 
 @pytest.mark.parametrize("ttl_s", [-1, -1.0, float("nan"), float("inf"), 1e12])

@@ -111,6 +111,24 @@ def test_a_file_that_was_edited_holds_at_sighup(running, command, document, wait
     assert list(running.long_path.glob("*tmp*")) == list(running.long_path.glob(".writing*")) == []
 
 
+def test_quotas_of_a_region_in_use_are_not_changed_behind_its_daemons_back(
+    running, command, document
+):
+    """`--long-path` wrote the file of a region that a daemon served: the daemon went on with its
+    own quotas, and wrote them over that file with the next one that it was asked for."""
+    at = ["--long-path", running.long_path]
+    document("quota", "set", "m", "1G", "--socket", running.socket)
+    for words in (("set", "m", "2G"), ("remove", "m")):
+        status, out, err = command("quota", *words, *at)
+        assert (status, out) == (1, "")
+        assert f"process {running.pid}" in err
+        assert "--socket" in err
+    assert document("quota", "list", *at) == {"m": 1 << 30}
+    assert running.stop() == 0
+    assert document("quota", "set", "m", "2G", *at) == {"m": 2 << 30}
+    assert document("quota", "remove", "m", *at) == {}
+
+
 def test_a_stopped_region_has_its_quotas_in_the_file(running, command, document):
     assert running.stop() == 0
     at = ["--long-path", running.long_path]

@@ -217,7 +217,7 @@ class TestPromotion:
         async def scenario(rig):
             await rig.only_on_disk({b"k": b"value"})
             taken = []
-            while (slot := rig.memory.reserve()) is not None:
+            while (slot := rig.memory.reserve(1)) is not None:
                 taken.append(slot[0])
             step = Step(rig.home(b"k"), "read", "before")
             asker = asyncio.ensure_future(rig.get(b"k"))

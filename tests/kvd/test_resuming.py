@@ -130,9 +130,9 @@ def test_expired_reservations_of_a_session_left_are_given_back_when_it_goes_on(o
         reservations = rig.cache.storing.reservations
         reservations._clock = lambda: now[0]
         session = Session(7)
-        first = reservations.reserve(session)
+        first = reservations.reserve(session, 1)
         now[0] = 100.0
-        second = reservations.reserve(session)
+        second = reservations.reserve(session, 1)
         reservations.expire(session)
         assert rig.memory.quarantined_slots == 1
         assert reservations.take(session, *first) == protocol.EXPIRED

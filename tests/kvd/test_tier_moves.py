@@ -250,7 +250,7 @@ def test_what_lookups_read_past_memory_is_bounded_together(on_rig, monkeypatch):
     async def scenario(rig):
         monkeypatch.setattr("kvd.promotion.MAX_LOOSE_BYTES", 2 * SLOT)
         await rig.only_on_disk({b"%d" % n: b"value" for n in range(4)})
-        while rig.memory.reserve() is not None:
+        while rig.memory.reserve(1) is not None:
             pass
         gate = rig.gate("read")
         first = asyncio.ensure_future(rig.get(b"0", b"1"))

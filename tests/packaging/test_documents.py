@@ -22,7 +22,10 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("tablespace/*.md"), *(ROOT / "docs").rglob("*.md")]
 )
 # Names of files that a region or a daemon has, not this repository.
-OF_A_REGION = {"ages.json", "index.snapshot.json", "namespaces.json", "quotas.json", "region.json"}
+OF_A_REGION = {
+    *("ages.json", "index.snapshot.json", "namespaces.json", "owed-deletions.json"),
+    *("quotas.json", "region.json"),
+}
 
 
 def text_of(name: str) -> str:

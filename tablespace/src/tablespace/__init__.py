@@ -37,7 +37,7 @@ from tablespace.follower import Follower
 from tablespace.io.classify import Classification, classify
 from tablespace.layout import format_size, parse_size
 from tablespace.opening import open_store as open
-from tablespace.recovery import Damage, RecoveryReport
+from tablespace.recovery_report import Damage, RecoveryReport
 from tablespace.stats import Entry, FollowerStats, PoolStats, Scrubbed, StoreStats
 from tablespace.store import Store
 from tablespace.verification import DamagedValue

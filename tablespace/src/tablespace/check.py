@@ -18,11 +18,12 @@ from tablespace.errors import CorruptionError
 from tablespace.eviction import Eviction
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory, PosixDirectory
-from tablespace.io.open import IoChoice, choose_io
+from tablespace.io.open import IoChoice, choose_io, open_queue
 from tablespace.journal import JOURNAL_BACKUP_NAME, decode_header, identify_by_journal
 from tablespace.layout import container_name
 from tablespace.opening import holds_records
-from tablespace.recovery import Damage, Loaded, find_leftovers, load_index, new_index, recover
+from tablespace.recovery import Loaded, find_leftovers, load_index, new_index, recover
+from tablespace.recovery_report import Damage
 from tablespace.region import REGION_NAME, Region, RegionLock, decode_region
 from tablespace.reserve import Reserve
 from tablespace.resize import CONTAINERS, find_surplus_containers, remove_surplus_containers
@@ -347,7 +348,7 @@ class _Check:
         report, slot_bytes = self.report, self.region.geometry.slot_bytes
         recovered = recover(self.directory, self.region, "salvage")
         context = IoContext(
-            self.directory.queue(choice.engine, REPAIR_DEPTH), AlignedBuffer(2 * slot_bytes)
+            open_queue(self.directory, choice, REPAIR_DEPTH), AlignedBuffer(2 * slot_bytes)
         )
         committer = Committer(
             recovered.index,

@@ -7,7 +7,7 @@ import errno
 from tablespace.errors import CorruptionError
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory
-from tablespace.io.open import IoChoice
+from tablespace.io.open import NO_FALLOCATE, IoChoice
 from tablespace.layout import Geometry, container_name, format_size
 from tablespace.region import Region
 from tablespace.resize import CONTAINERS
@@ -46,10 +46,18 @@ def make_containers(
         for device in devices[first:]:
             device.sync_data()
         directory.sync(CONTAINERS)
-    except OSError:
+    except OSError as error:
         for number in numbers:
             directory.unlink(f"{CONTAINERS}/{container_name(number)}")
-        raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # A quota is not in what the file system says is free.
+        raise OSError(
+            error.errno,
+            f"no space for {len(numbers)} containers of {format_size(shape.container_bytes)}: "
+            f"{error.strerror}. Remedy: a smaller max_bytes, or a larger quota",
+            directory.path,
+        ) from error
 
 
 def open_container(
@@ -72,11 +80,11 @@ def allocate_container(device: Device, size_bytes: int, choice: IoChoice) -> Non
     try:
         device.allocate(size_bytes)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in NO_FALLOCATE:
             raise
         note = (
-            "containers not pre-allocated: this file system has no fallocate; a full disk "
-            "will show at a put"
+            "containers not pre-allocated: this file system has no fallocate "
+            f"({errno.errorcode[error.errno]}); a full disk will show at a put"
         )
         if note not in choice.warnings:
             choice.warnings.append(note)

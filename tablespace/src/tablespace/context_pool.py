@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace._core.lending import Lending
+from tablespace.io import uring_device
 from tablespace.io.device import IoContext
 from tablespace.io.directory import Directory
 
@@ -73,7 +74,8 @@ class ContextPool:
                 raise
             context = self._context("posix")
             self._engine = "posix"
-            self._note(f"reads by pread threads: a further io_uring was refused ({error})")
+            why = uring_device.refusal("io_uring_setup", error)
+            self._note(f"reads by pread threads: a further io_uring was refused ({why})")
             return context
 
     def _context(self, engine: str) -> IoContext:

@@ -58,6 +58,7 @@ class Follower(Store):
     ) -> None:
         self._directory = directory
         self._choice = choice
+        self._direct = choice.direct
         self._clock = clock
         self._interval_s = None if refresh_interval_ms is None else refresh_interval_ms / 1000
         self._readers = ContextPool(
@@ -275,6 +276,7 @@ class Follower(Store):
             recovery=view.report,
             choices=list(self._choice.reasons),
             index_bound_bytes=index_bound_bytes(view.region.geometry),
+            slack_bytes=view.index.live_slot_bytes - view.index.stored_bytes,
             seq=view.seq,
             lag_records=lag_records,
             lag_bytes=lag_bytes,

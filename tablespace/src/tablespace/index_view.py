@@ -14,7 +14,8 @@ from tablespace.io.open import IoChoice
 from tablespace.journal import JOURNAL_NAME
 from tablespace.journal_tail import JournalTail, MovedError
 from tablespace.layout import container_name
-from tablespace.recovery import RecoveryReport, new_index
+from tablespace.recovery import new_index
+from tablespace.recovery_report import RecoveryReport
 from tablespace.region import Region, read_region
 from tablespace.resize import CONTAINERS
 from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_NAME, load_snapshot

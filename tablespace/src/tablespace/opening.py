@@ -43,11 +43,11 @@ from tablespace.prewrite import reason_against
 from tablespace.recovery import (
     RECOVER_MODES,
     Recovered,
-    RecoveryReport,
     new_index,
     recover,
     start_files,
 )
+from tablespace.recovery_report import RecoveryReport
 from tablespace.region import (
     REGION_NAME,
     Region,

@@ -41,6 +41,21 @@ class Reads:
     _codec: Codec
     _committer: Committer
     _counts: Counts
+    # Until the file system is found to have taken O_DIRECT back.
+    _direct: bool
+
+    def _say(self, note: str) -> None:
+        """Add a choice that was made after the opening, and log it."""
+        raise NotImplementedError
+
+    def _tell_of_cache(self, call: str) -> None:
+        """Say once that a file system took O_DIRECT back after the trial at open."""
+        with self._counts.lock:
+            told, self._direct = not self._direct, False
+        if not told:
+            self._say(
+                f"mode buffered: O_DIRECT was refused at a later {call} (EINVAL), page cache used"
+            )
 
     def _find(self, keys: list[bytes], buffers: list[Any] | None) -> list[Any]:
         """Return the values of keys as bytes, or their lengths in the buffers; None for a miss."""
@@ -100,6 +115,8 @@ class Reads:
         batch.describes = describe
         batch.start(keys, buffers)
         out, suspects, error = batch.run(self._readers.lending)
+        if batch.cached and self._direct:
+            self._tell_of_cache("read")
         with self._counts.lock:
             self._counts.gets += len(keys)
             self._counts.hits += batch.hits

@@ -11,7 +11,7 @@ import errno
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tablespace._core.journal_replay import JournalReplay, later_group_follows, next_record
 from tablespace._core.key_index import KeyIndex
@@ -31,6 +31,7 @@ from tablespace.journal import (
     stage_journal,
     without_filler,
 )
+from tablespace.recovery_report import Damage, RecoveryReport
 from tablespace.region import Region
 from tablespace.snapshot import (
     SNAPSHOT_BACKUP_NAME,
@@ -54,65 +55,6 @@ _LEFTOVERS = (
     "containers/trial.tmp",
     "region.json.new",
 )
-
-
-@dataclass(frozen=True)
-class Damage:
-    """One place in a file that is not as it should be; nothing was acknowledged about it since.
-
-    Attributes
-    ----------
-    path : str
-    offset_bytes : int
-    expected, found : str
-    """
-
-    path: str
-    offset_bytes: int
-    expected: str
-    found: str
-
-
-@dataclass
-class RecoveryReport:
-    """What opening a region found.
-
-    Attributes
-    ----------
-    entries : int
-        Live entries after recovery.
-    source : str
-        Name of the snapshot that was loaded.
-    snapshot_entries, journal_records : int
-        Entries taken from the snapshot, records replayed after it.
-    torn_bytes : int
-        Bytes cut from the journal's tail (an append the crash interrupted).
-    damaged_lines : int
-        Journal lines skipped under recover="salvage".
-    leftovers : list of str
-        Temporary files of an interrupted writer that were removed.
-    notes : list of str
-        Whatever else was out of the ordinary.
-    damage : list of Damage
-        What was passed over: a snapshot for its .bak, or what recover="salvage" skipped.
-    unverified : int
-        Entries dropped because recover="salvage" found their values damaged; looked at only
-        with verify=False, since reads look otherwise.
-    seconds : float
-    """
-
-    entries: int = 0
-    source: str = ""
-    snapshot_entries: int = 0
-    journal_records: int = 0
-    torn_bytes: int = 0
-    damaged_lines: int = 0
-    emptied: bool = False
-    leftovers: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
-    unverified: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -350,6 +292,8 @@ class _Loading:
         replay.group = 0
         records, base_seq = self.replay_journals(replay)
         self.report.journal_records = replay.applied
+        if replay.missing:
+            self.report.notes.append(f"{replay.missing} records are missing or damaged")
         return Loaded(index, replay.seq, self.report, base_seq, records, self.sound_bytes)
 
     def pass_over(self, problem: CorruptionError) -> None:
@@ -469,8 +413,9 @@ class _Loading:
             at = replay.feed(data, at)
             if at >= len(data):
                 return without_filler(data, start, at)
-            torn = last and not later_group_follows(data, at, replay.place)
-            if torn:
+            # A whole record that cannot be applied is none, once others before it are lost.
+            tail = last and not (replay.lenient and replay.whole)
+            if tail and not later_group_follows(data, at, replay.place):
                 self.report.torn_bytes += len(data) - at
                 return without_filler(data, start, at)
             problem = CorruptionError(path, at, f"record {replay.seq + 1}", str(replay.problem))
@@ -478,8 +423,15 @@ class _Loading:
                 raise problem
             self.report.damaged_lines += 1
             self.pass_over(problem)
+            if not replay.lenient:
+                # The record may be sound, and only what should stand before it be lost.
+                replay.lenient = True
+                end = replay.feed(data, at)
+                if end > at:
+                    self.report.notes.append(f"{path}: byte {at}: {problem.found}; it was kept")
+                    at = end
+                    continue
             self.report.notes.append(f"{path}: skipped the record at byte {at}: {replay.problem}")
-            replay.lenient = True
             end = next_record(data, at)
             self.forget_named(replay.index, data[at:end])
             at = end

@@ -14,6 +14,7 @@ import threading
 
 from tablespace._core.key_index import KeyIndex
 from tablespace.io.directory import Directory
+from tablespace.io.open import NO_FALLOCATE
 from tablespace.journal import JOURNAL_FILES
 from tablespace.layout import (
     MAX_ENTRY_TEXT_BYTES,
@@ -40,7 +41,6 @@ _ENTRY_COLUMNS_BYTES = 56
 _CHUNK_TEXT_BYTES = 300
 _CHUNK_ENTRIES = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def snapshot_text_bytes(geometry: Geometry, entries: int, name_bytes: int) -> int:
@@ -197,7 +197,7 @@ class Reserve:
             device.reserve(size_bytes)
         except OSError as error:
             self._directory.unlink(name)
-            if error.errno in _NO_FALLOCATE:
+            if error.errno in NO_FALLOCATE:
                 self._possible = False
             elif error.errno not in _FULL:
                 raise
@@ -247,7 +247,7 @@ class Reserve:
         try:
             device.reserve(size_bytes)
         except OSError as error:
-            if error.errno not in _NO_FALLOCATE:
+            if error.errno not in NO_FALLOCATE:
                 raise
             self._possible = False
             return False

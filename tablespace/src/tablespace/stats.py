@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tablespace._core.key_index import KeyIndex
-from tablespace.recovery import RecoveryReport
+from tablespace.recovery_report import RecoveryReport
 
 if TYPE_CHECKING:
     import numpy
@@ -83,6 +83,8 @@ class StoreStats:
     them, or their value failed and they wait for their test.  `quarantined` counts those that
     failed it: out of use, also after reopening, until ``check(path, repair=True)`` finds them
     good.  `index_bound_bytes` is what journals and snapshots take on disk at most.
+    `slack_bytes` is what the slots of all entries have beyond what lies in them: smaller slot
+    sizes make it less.
     """
 
     capacity: int
@@ -118,6 +120,7 @@ class StoreStats:
     recovery: RecoveryReport
     choices: list[str] = field(default_factory=list)
     index_bound_bytes: int = 0
+    slack_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tablespace.io import fork
 from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device, IoContext
 from tablespace.io.directory import Directory
-from tablespace.io.open import IoChoice
+from tablespace.io.open import IoChoice, open_queue
 from tablespace.layout import index_bound_bytes
 from tablespace.prewrite import Prewriter
 from tablespace.reading import SCRUB_BYTES, Reads
@@ -87,6 +87,7 @@ class Store(Reads, AsyncCalls):
         self._lock = lock
         self._devices = devices
         self._choice = choice
+        self._direct = choice.direct
         self._verify = verify
         self._recovery = recovered.report
         self._index = recovered.index
@@ -96,7 +97,7 @@ class Store(Reads, AsyncCalls):
         self._eviction = Eviction(recovered.index, eviction, directory.path)
         staging = max(2 * slot_bytes, min(WRITE_DEPTH * slot_bytes, STAGING_BYTES))
         context = IoContext(
-            directory.queue(choice.engine, min(WRITE_DEPTH, choice.concurrency)),
+            open_queue(directory, choice, min(WRITE_DEPTH, choice.concurrency)),
             AlignedBuffer(staging),
         )
         context.queue.timeout_ns = timeout_ns(io_timeout_s)
@@ -480,6 +481,7 @@ class Store(Reads, AsyncCalls):
             recovery=self._recovery,
             choices=self._choices(),
             index_bound_bytes=index_bound_bytes(self._region.geometry),
+            slack_bytes=self._index.live_slot_bytes - self._index.stored_bytes,
         )
 
     def _io_mode(self) -> str:
@@ -507,8 +509,7 @@ class Store(Reads, AsyncCalls):
         return device is not None and self._directory.same_file(device, REGION_NAME)
 
     def _left_direct(self, device: Device) -> None:
-        """Say once that a file system took O_DIRECT back after the trial at open."""
-        self._say("mode buffered: O_DIRECT was refused at a later write (EINVAL), page cache used")
+        self._tell_of_cache("write")
 
     def _say(self, note: str) -> None:
         """Add a choice that was made after the opening."""

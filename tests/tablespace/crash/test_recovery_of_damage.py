@@ -290,3 +290,41 @@ def test_a_skipped_line_brings_no_deleted_key_and_no_older_value_back() -> None:
 def test_what_a_skipped_line_brings_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery._Loading, "forget_named", lambda self, index, text: None)
     assert len(salvage_with_each_line_damaged()) >= 2
+
+
+def salvage_without_each_line(how: str) -> list[str]:
+    """Lose each line of a journal in turn; return what went besides what it named."""
+    geometry = Geometry((4096, 16384), 65536, 4)
+    workload = Workload(geometry)
+    store = workload.recorder.store
+    assert store is not None
+    values = {}
+    for number in range(12):
+        value = values[b"key-%d" % number] = b"%d;" % number * (400 if number % 2 else 4000)
+        store.put(b"key-%d" % number, value)
+    data = workload.disk.read_file("index.log")
+    lines = data.rstrip(b"\n").split(b"\n")
+    gone = []
+    # Behind the last but one there is no later group, so that it would be a torn tail.
+    for at in range(1, len(lines) - 1):
+        lost = {"removed": [], "zeros": [bytes(len(lines[at]))], "junk": [b"x" * len(lines[at])]}
+        disk = workload.disk.survivor()
+        disk.write_file("index.log", b"\n".join([*lines[:at], *lost[how], *lines[at + 1 :], b""]))
+        again = open_simulated(disk, geometry, recover_mode="salvage")
+        for key, value in values.items():
+            if again.get(key) != value and b'"%s"' % key.hex().encode() not in lines[at]:
+                gone.append(f"line {at}: {key!r}")
+        assert again.stats().recovery.damaged_lines == 1
+        assert any("1 records are missing" in note for note in again.stats().recovery.notes)
+        audit(again, recovered=True)
+        found = read_all(again, values)
+        # What was salvaged is durable, a container's slot size too.
+        assert read_all(open_simulated(disk.survivor(), geometry), values) == found
+    return gone
+
+
+@pytest.mark.parametrize("how", ["removed", "zeros", "junk"])
+def test_a_lost_line_costs_only_what_it_named(how: str) -> None:
+    """Behind a line that was gone altogether the next, sound one went too; and a line that gave a
+    container its slot size took every value in it along."""
+    assert salvage_without_each_line(how) == []

@@ -8,8 +8,13 @@ import sys
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
-# The first has the same number on every architecture.
-NUMBERS = {"io_uring_setup": 425, "statx": {"x86_64": 332}.get(platform.machine(), 291)}
+# Those of io_uring are the same on every architecture.
+NUMBERS = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "statx": {"x86_64": 332}.get(platform.machine(), 291),
+}
 
 
 def deny(name: str, errno: int) -> None:

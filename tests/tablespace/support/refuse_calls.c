@@ -1,5 +1,5 @@
 /* LD_PRELOAD shim: fallocate and flock fail with the errno in REFUSE_FALLOCATE or REFUSE_FLOCK, as
- * on file systems without them. */
+ * on file systems without them.  With REFUSE_TIMES=N only the first N calls do. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -7,8 +7,9 @@
 #include <sys/types.h>
 
 static int refused(const char *name) {
-    const char *text = getenv(name);
-    if (!text) return 0;
+    static int met;
+    const char *text = getenv(name), *times = getenv("REFUSE_TIMES");
+    if (!text || (times && met++ >= atoi(times))) return 0;
     errno = atoi(text);
     return 1;
 }

@@ -71,7 +71,7 @@ while True:
     records.reserve(slot)
     word = ((key << 32) | (number & 0xFFFFFFFF)).to_bytes(8, "little")
     copy_in(memory, data + slot * size, word * (size // 8))
-    index.publish(slot, 7, b"key %d" % key, size, 0)
+    index.publish(slot, 7, b"key %d" % key, slot * size, size, 0)
     where[key] = slot
     held[slot] = key
 """
@@ -104,7 +104,6 @@ def _setting(path: Path, slots: int, size: int, scans: bool) -> Iterator[Setting
         reader = ArenaReader(
             SlotIndex(records, memory, offset=table, entries=entries),
             view[data:],
-            slot_bytes=size,
             lane=Lane(view[: Lane.bytes_for(LEASES, TOUCHES)], leases=LEASES, touches=TOUCHES),
             heartbeat=bytearray(8),
             stale_ns=1,

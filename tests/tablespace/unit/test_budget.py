@@ -173,6 +173,7 @@ def test_the_journal_is_compacted_by_itself_and_bounded(
     assert MIN_JOURNAL_BYTES == 64 << 20
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("turns", [10, pytest.param(1000, marks=pytest.mark.long)])
 def test_a_region_driven_to_full_with_random_sizes_keeps_what_it_held(
     tmp_path: Path, turns: int
@@ -207,11 +208,19 @@ def test_what_the_slots_leave_unused_can_be_counted(open_small: Opener) -> None:
     store.put_many((b"%d" % number, bytes(1000)) for number in range(20))
     found = store.entries()
     assert int((found["slot_bytes"] - found["length"]).sum()) == 20 * (65536 - 1000)
+    assert store.stats().slack_bytes == 20 * (65536 - 1000)
+    store.delete(b"3")
+    store.put(b"4", bytes(65536))
+    assert store.stats().slack_bytes == 18 * (65536 - 1000)
     store.close()
     store = open_small(max_bytes="4M", slot_bytes=["4K", "64K"])
     store.put_many((b"%d" % number, bytes(1000)) for number in range(20))
     found = store.entries()
     assert int((found["slot_bytes"] - found["length"]).sum()) == 20 * (4096 - 1000)
+    assert store.stats().slack_bytes == 20 * (4096 - 1000)
+    store.close()
+    with open_small(max_bytes=None, slot_bytes=None) as again:
+        assert again.stats().slack_bytes == 20 * (4096 - 1000)
 
 
 def test_values_of_two_megabytes_in_a_default_slot_are_refused_by_both_sizes(

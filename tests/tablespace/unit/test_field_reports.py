@@ -36,6 +36,23 @@ for _ in range(2):
         print("\\n".join(store.stats().choices))
 """
 
+PIECES = """
+import os, random, sys, tablespace
+options = dict(max_bytes="4M", slot_bytes="16K", io_engine="posix")
+older = {b"%d" % n: b"older" * 3000 for n in range(100)}
+values = {b"%d" % n: random.Random(n).randbytes(n * 997 % 16385) for n in range(100)}
+with tablespace.open(sys.argv[1], io_mode=os.environ["MODE"], **options) as store:
+    os.environ["ODD_IN"] = "/region/"
+    store.put_many(older.items())
+    store.put_many(values.items())
+    for _ in range(3):
+        assert store.get_many(values) == list(values.values())
+with tablespace.open(sys.argv[1], **options) as store:
+    assert store.get_many(values) == list(values.values())
+    stats = store.stats()
+    assert (stats.corrupt, stats.read_errors, stats.recovery.damaged_lines) == (0, 0, 0)
+"""
+
 LOCK = """
 import sys, tablespace
 options = dict(max_bytes="256K", slot_bytes="4K")
@@ -122,8 +139,9 @@ def resident_pages(path: Path) -> int:
     return sum(page & 1 for page in pages)
 
 
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
 def test_where_fallocate_is_refused_the_region_is_made_and_said_so_once_each_time(
-    tmp_path: Path, preload: Preload
+    tmp_path: Path, preload: Preload, code: int
 ) -> None:
     """On Lustre and others pre-allocation failed; the fallback then wrote zeros from a buffer
     that O_DIRECT refused."""
@@ -131,11 +149,53 @@ def test_where_fallocate_is_refused_the_region_is_made_and_said_so_once_each_tim
         ODD_LENGTHS,
         tmp_path / "region",
         LD_PRELOAD=preload("refuse_calls"),
-        REFUSE_FALLOCATE=str(errno.EOPNOTSUPP),
+        REFUSE_FALLOCATE=str(code),
     )
     assert done.returncode == 0, done.stderr
     assert [line for line in lines if "not pre-allocated" in line] != []
-    assert done.stderr.count("no fallocate") == 1
+    assert done.stderr.count(f"no fallocate ({errno.errorcode[code]})") == 1
+
+
+def test_an_interrupted_fallocate_is_tried_again(tmp_path: Path, preload: Preload) -> None:
+    """Where a timer's signals come often, tmpfs of older kernels interrupts allocations."""
+    done, lines = run(
+        ODD_LENGTHS,
+        tmp_path / "region",
+        LD_PRELOAD=preload("refuse_calls"),
+        REFUSE_FALLOCATE=str(errno.EINTR),
+        REFUSE_TIMES="6",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" and not [line for line in lines if "not pre-allocated" in line]
+
+
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC])
+def test_a_quota_that_the_file_system_does_not_tell_of_is_named_and_nothing_left(
+    tmp_path: Path, preload: Preload, code: int
+) -> None:
+    """The free space of the disk was looked at, not the quota of the volume."""
+    done, _ = run(
+        ODD_LENGTHS,
+        tmp_path / "region",
+        LD_PRELOAD=preload("refuse_calls"),
+        REFUSE_FALLOCATE=str(code),
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert os.strerror(code) in said and "4 containers of 1M" in said
+    assert "Remedy: a smaller max_bytes, or a larger quota" in said
+    assert list((tmp_path / "region" / "containers").iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["buffered", "direct"])
+def test_transfers_of_the_kernel_in_pieces_give_whole_values(
+    tmp_path: Path, preload: Preload, request: pytest.FixtureRequest, mode: str
+) -> None:
+    """A short read was accepted, and the tail of what lay there before was served."""
+    if mode == "direct":
+        request.getfixturevalue("need_direct")
+    done, _ = run(PIECES, tmp_path / "region", LD_PRELOAD=preload("odd_transfers"), MODE=mode)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EBADF])
@@ -190,6 +250,17 @@ def test_no_locked_memory_is_needed(tmp_path: Path) -> None:
     done, lines = run(NO_LOCKED_MEMORY, tmp_path / "region")
     assert done.returncode == 0, done.stderr
     assert lines[0] in ("uring", "posix")
+
+
+@pytest.mark.usefixtures("need_uring")
+def test_nothing_is_registered_with_a_ring(tmp_path: Path, support: Path) -> None:
+    """Registering more than a few buffers failed under the limit on locked memory, and reads into
+    registered ones failed besides."""
+    script = f"import sys\nsys.path.insert(0, {str(support)!r})\n"
+    script += "import deny_call\ndeny_call.deny('io_uring_register', 1)\n"
+    done, lines = run(script + NO_LOCKED_MEMORY, tmp_path / "region")
+    assert done.returncode == 0, done.stderr
+    assert lines[0] == "uring"
 
 
 def test_after_a_kill_filling_the_region_changes_nothing_that_was_there(

@@ -69,6 +69,25 @@ def test_without_statx_syncs_go_on_and_it_is_said_once(
     assert not any("statx" in text for text in (*writer["choices"], *log))
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "cause"),
+    [
+        ("io_uring_setup", errno.EPERM, "kernel.io_uring_disabled"),
+        ("io_uring_enter", errno.EPERM, "io_uring_enter"),
+        ("io_uring_setup", errno.ENOMEM, "ulimit -l"),
+        ("io_uring_setup", errno.EMFILE, "ulimit -n"),
+    ],
+)
+def test_the_warning_names_what_refused_io_uring_and_what_to_change(
+    tmp_path: Path, support: Path, call: str, code: int, cause: str
+) -> None:
+    """A fallback said no more than that there was one."""
+    found, _, log = run(tmp_path, str(support / "deny_call.py"), call, str(code))
+    assert found[1] == "posix"
+    (warned,) = (line for line in log if "io_uring" in line)
+    assert cause in warned and "Remedy" in warned and f"errno {code}" in warned
+
+
 @pytest.mark.usefixtures("need_direct_by_default")
 def test_direct_io_refused_at_write_falls_back_and_says_so_once(
     tmp_path: Path, preload: Preload
@@ -91,6 +110,25 @@ def test_direct_io_refused_after_the_trial_falls_back_and_says_so_once(
     )
     assert found[0] == writer["io_mode"] == "buffered"
     assert any("refused at a later write" in reason for reason in writer["choices"])
+    assert len([line for line in log if "O_DIRECT" in line]) == 1
+
+
+@pytest.mark.usefixtures("need_direct")
+@pytest.mark.parametrize("reads", [0, 20])
+def test_direct_reads_that_are_refused_fall_back_and_are_said_once(
+    tmp_path: Path, preload: Preload, reads: int
+) -> None:
+    """The trial at the opening only wrote: a file system that refuses direct reads was found out
+    by the first read, and nothing said so."""
+    found, _, log = run(
+        tmp_path,
+        LD_PRELOAD=preload("refuse_direct"),
+        REFUSE_READS_AFTER=str(reads),
+        OPTIONS=json.dumps({"io_engine": "posix", "io_mode": "direct" if reads else "auto"}),
+    )
+    assert found[0] == "buffered"
+    said = "refused at a later read" if reads else "refused by read"
+    assert any(said in reason for reason in found[2])
     assert len([line for line in log if "O_DIRECT" in line]) == 1
 
 

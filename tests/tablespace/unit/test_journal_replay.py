@@ -13,13 +13,16 @@ from tablespace._core.slot_allocator import SlotAllocator
 SLOT_BYTES = 4096
 
 
-def replay(*write: Callable[[LineWriter], None]) -> tuple[JournalReplay, bool]:
+def replay(
+    *write: Callable[[LineWriter], None], lenient: bool = False, sizes: tuple[int, ...] = (4096,)
+) -> tuple[JournalReplay, bool]:
     """Replay lines into two containers of four slots; tell whether all were applied."""
-    index = KeyIndex(SlotAllocator(2, 4 * SLOT_BYTES, [SLOT_BYTES]))
+    index = KeyIndex(SlotAllocator(2, 4 * SLOT_BYTES, list(sizes)))
     writer = LineWriter()
     for each in write:
         each(writer)
     made = JournalReplay(index, 0)
+    made.lenient = lenient
     data = writer.getvalue()
     return made, made.feed(data) == len(data)
 
@@ -58,3 +61,37 @@ def test_what_cannot_be_true_is_not(
     made, whole = replay(*write)
     assert not whole and problem in str(made.problem)
     assert made.applied == len(write) - 1
+
+
+# What is lost before a record costs no more than itself, where damage is passed over.
+
+
+def test_numbers_that_are_missing_are_counted() -> None:
+    made, whole = replay(claim(2), put(5), put(6, slot=1), lenient=True)
+    assert whole and made.missing == 3 and len(made.index) == 2
+
+
+def test_a_container_whose_claim_is_lost_has_the_slots_that_its_values_need() -> None:
+    made, whole = replay(put(2, slot=1, length=5000), lenient=True, sizes=(4096, 8192))
+    assert whole and b"key-2" in made.index
+    assert made.index.allocator.pool_stats()[1][:2] == (8192, 1)
+    # Of another size before, and empty: its move is lost.
+    made, whole = replay(claim(1), put(3, slot=1, length=5000), lenient=True, sizes=(4096, 8192))
+    assert whole and made.index.allocator.pool_stats()[1][:2] == (8192, 1)
+    made, whole = replay(
+        claim(1), put(2), put(4, slot=1, length=5000), lenient=True, sizes=(4096, 8192)
+    )
+    assert not whole and made.whole
+    made, whole = replay(put(2, slot=1, length=9000), lenient=True, sizes=(4096, 8192))
+    assert not whole and "which no record before it gave a slot size" in str(made.problem)
+
+
+def test_a_record_behind_later_ones_takes_out_what_it_freed_and_nothing_newer() -> None:
+    def delete(seq: int, key: bytes, slot: int) -> Callable[[LineWriter], None]:
+        return lambda writer: writer.free("delete", seq, 1, key, 0, slot)
+
+    lines = [claim(1), put(2), put(4, slot=1), put(6, slot=2)]
+    late = [delete(3, b"key-2", 0), delete(5, b"key-6", 2), delete(5, b"key-4", 3)]
+    made, whole = replay(*lines, *late, lenient=True)
+    assert whole and b"key-2" not in made.index
+    assert b"key-4" in made.index and b"key-6" in made.index

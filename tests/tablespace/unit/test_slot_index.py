@@ -41,7 +41,8 @@ class Shared:
     def store(self, slot: int, key: bytes, value: bytes, space: int = 1, expires: int = 0) -> int:
         self.slots.reserve(slot)
         self.data[slot * SLOT_BYTES : slot * SLOT_BYTES + len(value)] = value
-        return self.index.publish(slot, space, key, len(value), 0, expires)
+        offset = slot * SLOT_BYTES
+        return self.index.publish(slot, space, key, offset, len(value), 0, expires)
 
     def reader(self, leases: int = 4, touches: int = 8) -> ArenaReader:
         memory = bytearray(Lane.bytes_for(leases, touches))
@@ -60,7 +61,6 @@ class Shared:
         return ArenaReader(
             index,
             self.data,
-            slot_bytes=SLOT_BYTES,
             lane=Lane(memory, leases=leases, touches=touches),
             heartbeat=self.heartbeat,
             stale_ns=2 * 10**9,
@@ -219,15 +219,15 @@ class TestTable:
     def test_misuse_is_an_error(self, shared: Shared) -> None:
         shared.store(0, b"k", b"v")
         with pytest.raises(ValueError, match="published already"):
-            shared.index.publish(0, 1, b"k", 1, 0)
+            shared.index.publish(0, 1, b"k", 0, 1, 0)
         shared.slots.reserve(0)
         with pytest.raises(ValueError, match="listed already"):
-            shared.index.publish(0, 1, b"k", 1, 0)
+            shared.index.publish(0, 1, b"k", 0, 1, 0)
         with pytest.raises(ValueError, match="not published"):
             shared.index.withdraw([0])
         with pytest.raises(ValueError, match="1 to 223"):
             shared.slots.reserve(1)
-            shared.index.publish(1, 1, bytes(224), 1, 0)
+            shared.index.publish(1, 1, bytes(224), 0, 1, 0)
         with pytest.raises(IndexError):
             shared.index.remove([SLOTS], [])
         with pytest.raises(IndexError):

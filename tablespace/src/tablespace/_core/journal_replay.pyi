@@ -7,7 +7,9 @@ class JournalReplay:
     group: int
     lenient: bool
     applied: int
+    missing: int
     problem: str | None
+    whole: bool
     def __init__(self, index: KeyIndex, seq: int) -> None: ...
     def feed(self, data: bytes, start: int = 0) -> int: ...
 

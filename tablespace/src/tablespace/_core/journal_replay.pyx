@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memchr
 
 from tablespace._core.checksum cimport hash_key
-from tablespace._core.key_index cimport KeyIndex
+from tablespace._core.key_index cimport Entry, KeyIndex
 from tablespace._core.line_codec cimport (
     RECORD_CLAIM,
     RECORD_PUT,
@@ -52,8 +52,12 @@ cdef class JournalReplay:
     place : int
         Number of the record due next in this journal, which may repeat records applied before.
     applied : int
+    missing : int
+        Numbers that no record had; passed over when `lenient`.
     problem : str or None
         Why `feed` stopped.
+    whole : bool
+        Whether it stopped at a record whose checksum fits.
     """
 
     cdef readonly KeyIndex index
@@ -61,7 +65,9 @@ cdef class JournalReplay:
     cdef public uint64_t place       # number of the record due at this place of this journal
     cdef public uint64_t group
     cdef readonly uint64_t applied
+    cdef readonly uint64_t missing
     cdef readonly object problem
+    cdef readonly bint whole
     cdef public bint lenient
 
     def __init__(self, KeyIndex index not None, uint64_t seq):
@@ -83,6 +89,7 @@ cdef class JournalReplay:
         cdef const char *newline
         cdef Record record
         self.problem = None
+        self.whole = False
         while at < total:
             newline = <const char *>memchr(base + at, 10, total - at)
             if newline == NULL:
@@ -97,6 +104,7 @@ cdef class JournalReplay:
                 self.problem = "not a record whose checksum fits"
                 break
             if not self.apply(&record):
+                self.whole = True
                 break
             at += length + 1
         return at
@@ -105,6 +113,8 @@ cdef class JournalReplay:
         cdef int64_t found
         if record.seq <= self.seq:
             self.place = record.seq + 1
+            if self.lenient:
+                self.forget_older(record)
             return True
         if record.seq != self.seq + 1 and not self.lenient:
             self.problem = f"record {record.seq} follows record {self.seq}"
@@ -133,11 +143,29 @@ cdef class JournalReplay:
             if found >= 0 and (self.index.entry(<uint32_t>found).location >> 16
                                == pack_location(record.container, record.slot) >> 16):
                 self.index.remove(<uint32_t>found)
+        self.missing += record.seq - self.seq - 1
         self.place = record.seq + 1
         self.seq = record.seq
         self.group = record.group
         self.applied += 1
         return True
+
+    cdef int forget_older(self, Record *record) except -1:
+        """Let a record that stands behind later ones still take out what it replaced or freed."""
+        cdef int64_t found
+        cdef Entry *entry
+        if record.key_length == 0:
+            return 0
+        found = self.index.find(record.key, record.key_length,
+                                hash_key(record.key, record.key_length))
+        if found < 0:
+            return 0
+        entry = self.index.entry(<uint32_t>found)
+        if entry.seq < record.seq and (
+                record.kind == RECORD_PUT
+                or entry.location >> 16 == pack_location(record.container, record.slot) >> 16):
+            self.index.remove(<uint32_t>found)
+        return 0
 
     cdef bint outside(self, Record *record) except -1:
         if (record.container < self.index.allocator.container_count
@@ -150,6 +178,12 @@ cdef class JournalReplay:
         return False
 
     cdef bint put(self, Record *record) except -1:
+        cdef int pool
+        if self.lenient and not self.index.fits(record.container, record.slot, record.length):
+            # The record that gave it its slot size is lost; values are in the smallest that fits.
+            pool = self.index.allocator.pool_for(record.length)
+            if pool >= 0:
+                self.index.allocator.assign(record.container, pool)
         if not self.index.fits(record.container, record.slot, record.length, record.raw):
             return self.outside(record)
         if not self.store(record):

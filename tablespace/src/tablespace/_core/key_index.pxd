@@ -33,6 +33,8 @@ cdef class KeyIndex:
     cdef readonly uint32_t limbo_count     # gone from the table, still pinned, held or suspect
     cdef dict suspects             # location -> id of the entry that lay there and failed
     cdef readonly uint64_t name_bytes      # of the keys and metadata of live entries
+    cdef readonly uint64_t stored_bytes    # of the live values, as they lie in their slots
+    cdef readonly uint64_t live_slot_bytes # what those slots have
     cdef readonly SlotAllocator allocator
     cdef Entry **chunks            # owned: chunks of CHUNK_ENTRIES entries, never moved
     cdef uint32_t chunk_count

@@ -10,6 +10,8 @@ class KeyIndex:
     live_count: int
     limbo_count: int
     name_bytes: int
+    stored_bytes: int
+    live_slot_bytes: int
     allocator: SlotAllocator
     keeps_order: bool
     events: deque[bytes] | None

@@ -453,6 +453,8 @@ cdef class KeyIndex:
         self.link_newest(id, entry)
         self.live_count += 1
         self.name_bytes += key_length + metadata_length
+        self.stored_bytes += length
+        self.live_slot_bytes += self.allocator.slot_bytes_of(location)
         if self.events is not None:
             self.tell(b'i', entry)
         return id
@@ -470,6 +472,8 @@ cdef class KeyIndex:
         self.unlink(entry)
         self.live_count -= 1
         self.name_bytes -= <size_t>entry.key_length + entry.metadata_length
+        self.stored_bytes -= entry.length
+        self.live_slot_bytes -= self.allocator.slot_bytes_of(entry.location)
         entry.flags = (ENTRY_RELEASED | (ENTRY_SUSPECT if suspect else 0)
                        | (entry.flags & ENTRY_COMPRESSED))
         if suspect or entry.location & PIN_MASK:

@@ -9,6 +9,7 @@ import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport (
     EAGAIN,
@@ -323,9 +324,14 @@ cdef class Device:
     def allocate(self, uint64_t size_bytes):
         """Make the file `size_bytes` long with its space reserved on the disk."""
         cdef int code = -EBADF if self.read_only else -ENXIO
+        cdef int tries
         if not self.closed and not self.read_only:
-            with nogil:
-                code = self.do_allocate(size_bytes)
+            for tries in range(MAX_PIECES):
+                with nogil:
+                    code = self.do_allocate(size_bytes)
+                if code != -EINTR:
+                    break
+                PyErr_CheckSignals()
         if code < 0:
             raise os_error(code, self.path)
         self.size_bytes = size_bytes
@@ -336,11 +342,16 @@ cdef class Device:
     def reserve(self, uint64_t size_bytes):
         """Reserve space on the disk up to `size_bytes`; the file's length stays as it is."""
         cdef int code = -ENXIO
+        cdef int tries
         if self.read_only:
             code = -EBADF
         elif not self.closed:
-            with nogil:
-                code = self.do_reserve(size_bytes)
+            for tries in range(MAX_PIECES):
+                with nogil:
+                    code = self.do_reserve(size_bytes)
+                if code != -EINTR:
+                    break
+                PyErr_CheckSignals()
         if code < 0:
             raise os_error(code, self.path)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tablespace._core.aligned_buffer import AlignedBuffer
 from tablespace.io import posix_device, uring_device
 from tablespace.io.classify import TREATMENTS, Classification, classify
-from tablespace.io.device import Device
+from tablespace.io.device import Device, IoQueue
 from tablespace.io.directory import Directory
 from tablespace.io.read_only import try_direct_read
 
@@ -17,6 +17,9 @@ IO_MODES = ("auto", "direct", "buffered")
 IO_ENGINES = ("auto", "uring", "posix")
 TRIAL_NAME = "containers/trial.tmp"
 TRIAL_BYTES = 8192
+
+# How file systems and sandboxes without fallocate(2) say so; what it was asked for is sound.
+NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
 
 # For a directory that is not on this machine's file systems (the test kit's simulated disk).
 _UNKNOWN = TREATMENTS["unknown"]
@@ -36,6 +39,8 @@ class IoChoice:
         Transfers in flight: the depth of queues.
     alignment_bytes, memory_alignment_bytes : int
         What direct transfers need of offsets and lengths, and of addresses.
+    engine_asked_for : bool
+        Whether the caller named the engine: then it is not replaced by another.
     reasons : list of str
         One sentence a choice.
     warnings : list of str
@@ -47,6 +52,7 @@ class IoChoice:
     concurrency: int = _UNKNOWN.concurrency
     alignment_bytes: int = 4096
     memory_alignment_bytes: int = 4096
+    engine_asked_for: bool = False
     reasons: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -66,10 +72,17 @@ def try_direct(directory: Directory) -> tuple[int, int] | str:
         directory.unlink(TRIAL_NAME)
         device = directory.open(TRIAL_NAME, create=True, direct=True)
         device.truncate(TRIAL_BYTES)
+        back = view[TRIAL_BYTES : 2 * TRIAL_BYTES]
         view[:TRIAL_BYTES] = bytes(range(256)) * (TRIAL_BYTES // 256)
-        device.write_at(0, view[:TRIAL_BYTES])
-        if not device.direct:
-            return "O_DIRECT was accepted by open and refused by write (EINVAL)"
+        for call, transfer, part in (
+            ("write", device.write_at, view[:TRIAL_BYTES]),
+            ("read", device.read_into, back),
+        ):
+            transfer(0, part)
+            if not device.direct:
+                return f"O_DIRECT was accepted by open and refused by {call} (EINVAL)"
+        if back != view[:TRIAL_BYTES]:
+            return "O_DIRECT read back other bytes than were written"
         memory_alignment = 4096
         try:
             device.write_at(0, view[512 : 512 + 4096])
@@ -111,7 +124,7 @@ def choose_io(
         raise ValueError(f"io_mode must be one of {', '.join(IO_MODES)}, not {io_mode!r}")
     if io_engine not in IO_ENGINES:
         raise ValueError(f"io_engine must be one of {', '.join(IO_ENGINES)}, not {io_engine!r}")
-    choice = IoChoice()
+    choice = IoChoice(engine_asked_for=io_engine != "auto")
     storage = classify(directory.path) if os.path.isdir(directory.path) else None
     if storage is not None:
         choice.concurrency = storage.concurrency
@@ -132,6 +145,34 @@ def _note_statx(choice: IoChoice) -> None:
         reason = f"link counts by fstat, so that syncs write inodes more often: statx gave {name}"
         choice.reasons.append(reason)
         choice.warnings.append(reason)
+
+
+def open_queue(directory: Directory, choice: IoChoice, depth: int) -> IoQueue:
+    """Make the writer's queue; where its ring is refused after all, one of threads.
+
+    The probe's rings are gone by now, but locked memory is counted by user, and the kernel gives
+    it back in its own time.
+
+    Raises
+    ------
+    OSError
+        When the engine was asked for by name.
+    """
+    try:
+        return directory.queue(choice.engine, depth)
+    except OSError as error:
+        if choice.engine != "uring":
+            raise
+        problem = uring_device.refusal("io_uring_setup", error)
+        if choice.engine_asked_for:
+            raise OSError(
+                error.errno, f"io_engine='uring' does not work here: {problem}"
+            ) from error
+    queue = directory.queue("posix", depth)
+    choice.engine = "posix"
+    choice.reasons.append(f"engine posix (pread/pwrite threads): a further io_uring: {problem}")
+    choice.warnings.append(f"io_uring not usable, using pread/pwrite threads: {problem}")
+    return queue
 
 
 def _choose_engine(choice: IoChoice, io_engine: str) -> None:

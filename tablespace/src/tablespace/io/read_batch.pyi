@@ -12,6 +12,7 @@ class ReadBatch:
     hits: int
     codec: Any
     describes: bool
+    cached: bool
     def __init__(
         self,
         index: KeyIndex,

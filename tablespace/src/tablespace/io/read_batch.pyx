@@ -86,6 +86,8 @@ cdef class ReadBatch:
         What unpacks compressed values; they are errors without it.
     describes : bool
         Whether to return the fields of each value's `tablespace.Entry` in place of its length.
+    cached : bool
+        Whether a value came through the page cache.
     """
 
     cdef KeyIndex index
@@ -102,6 +104,7 @@ cdef class ReadBatch:
     cdef public object codec
     cdef bint stuck
     cdef public bint describes
+    cdef readonly bint cached
     cdef list rows
     cdef readonly uint64_t bytes_read
     cdef readonly uint32_t hits
@@ -353,9 +356,12 @@ cdef class ReadBatch:
     cdef void complete(self, Read *read, int64_t result) noexcept nogil:
         """Finish a short read, verify, and copy out of staging."""
         cdef size_t padded = self.padded_length(read)
+        cdef uint32_t at = location_container(read.location)
         if result != <int64_t>padded:
-            result = (<Device>self.devices[location_container(read.location)]).finish(
+            result = (<Device>self.devices[at]).finish(
                 IO_READ, read.buffer, padded, self.offset_of(read), result)
+        if not (<Device>self.devices[at]).direct:
+            self.cached = True
         if result < 0:
             read.result = result
         elif self.verify and xxh3_64(read.buffer, read.length) != read.check:

@@ -5,7 +5,20 @@ Python wrapper is never called.  Where that object lacks the symbols, the system
 `liburing-ffi.so.2` is tried.  Nothing is trusted before one NOP has gone through a ring.
 """
 
-from libc.errno cimport EAGAIN, EBUSY, EINTR, EIO, ETIME, ETIMEDOUT
+from libc.errno cimport (
+    EACCES,
+    EAGAIN,
+    EBUSY,
+    EINTR,
+    EIO,
+    EMFILE,
+    ENFILE,
+    ENOMEM,
+    ENOSYS,
+    EPERM,
+    ETIME,
+    ETIMEDOUT,
+)
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -134,15 +147,30 @@ def probe():
         queues.append(UringQueue(64))
         queues.append(UringQueue(32))
     except OSError as error:
-        return (f"io_uring_setup: {error.strerror} (errno {error.errno}). Allow io_uring in the "
-                "container's seccomp profile, set sysctl kernel.io_uring_disabled=0, or raise "
-                "RLIMIT_MEMLOCK on kernels before 5.12")
+        return refusal("io_uring_setup", error)
     finally:
         code = 0
         for queue in queues:
             code = code or queue.nop()
             queue.close()
-    return None if code == 0 else f"io_uring NOP: {os_error(code, 'io_uring')}"
+    return None if code == 0 else refusal("io_uring_enter (a NOP)", os_error(code, "io_uring"))
+
+
+def refusal(str call, error):
+    """Return what was refused, what may have refused it, and what to change."""
+    said = f"{call}: {error.strerror} (errno {error.errno})"
+    if error.errno in (EPERM, EACCES):
+        return (f"{said}, by a seccomp profile or the sysctl kernel.io_uring_disabled. Remedy: "
+                "allow io_uring in the container's seccomp profile, set the sysctl to 0")
+    if error.errno == ENOSYS:
+        return (f"{said}: an old kernel, or a seccomp profile that hides the call. Remedy: allow "
+                "io_uring in the container's seccomp profile")
+    if error.errno == ENOMEM:
+        return (f"{said}: before kernel 5.12 rings are locked memory, counted by user. Remedy: "
+                "raise RLIMIT_MEMLOCK (ulimit -l)")
+    if error.errno in (EMFILE, ENFILE):
+        return f"{said}. Remedy: raise RLIMIT_NOFILE (ulimit -n)"
+    return said
 
 
 cdef class UringQueue(IoQueue):

@@ -18,7 +18,6 @@ class ArenaReader:
         index: SlotIndex,
         data: Buffer,
         *,
-        slot_bytes: int,
         lane: Lane | None,
         heartbeat: Buffer,
         stale_ns: int,

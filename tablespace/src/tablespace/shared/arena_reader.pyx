@@ -46,9 +46,7 @@ cdef class ArenaReader:
     index : SlotIndex
         Over the daemon's index.
     data : contiguous buffer
-        The memory the values lie in: slot i at `i * slot_bytes`. Held until `close`.
-    slot_bytes : int
-        Size of a slot.
+        The memory the values lie in, each where its record says. Held until `close`.
     lane : Lane or None
         This session's. Without one nothing can be leased, and hits are not counted.
     heartbeat : contiguous buffer
@@ -74,31 +72,25 @@ cdef class ArenaReader:
     cdef Py_buffer _heartbeat
     cdef int _held
     cdef Py_ssize_t _active
-    cdef Py_ssize_t _slot_bytes
     cdef uint64_t _stale_ns
     cdef uint64_t _unchecked_ns
     cdef uint64_t _checked_at
     cdef bint _stopped
     cdef readonly uint64_t retries
 
-    def __cinit__(self, SlotIndex index not None, data, *, Py_ssize_t slot_bytes, Lane lane,
-                  heartbeat, uint64_t stale_ns, uint64_t unchecked_ns):
+    def __cinit__(self, SlotIndex index not None, data, *, Lane lane, heartbeat,
+                  uint64_t stale_ns, uint64_t unchecked_ns):
         self._held = 0
         self._stopped = False
         PyObject_GetBuffer(data, &self._data, PyBUF_SIMPLE)
         self._held = 1
         PyObject_GetBuffer(heartbeat, &self._heartbeat, PyBUF_SIMPLE)
         self._held = 2
-        if slot_bytes < 1 or len(index.slots) > self._data.len // slot_bytes:
-            raise ValueError(
-                f"{len(index.slots)} slots of {slot_bytes} bytes do not lie in "
-                f"{self._data.len} bytes")
         if self._heartbeat.len != 8 or <uintptr_t>self._heartbeat.buf % 8 != 0:
             raise ValueError("the heartbeat is one 8-aligned word")
         self.index = index
         self.lane = lane
         self._readonly = memoryview(data).toreadonly()
-        self._slot_bytes = slot_bytes
         self._stale_ns = stale_ns
         self._unchecked_ns = unchecked_ns
         self._checked_at = 0
@@ -247,7 +239,7 @@ cdef class ArenaReader:
         cdef char *target
         _seek_key(&sought, namespace_id, key)
         for attempt in range(ATTEMPTS):
-            if not self.index.look(&sought, &seen) or seen.length > <uint64_t>self._slot_bytes:
+            if not self.index.look(&sought, &seen) or not self._is_inside(&seen):
                 return None
             value = PyBytes_FromStringAndSize(NULL, seen.length)
             target = PyBytes_AS_STRING(value)
@@ -333,7 +325,7 @@ cdef class ArenaReader:
     cdef bint _copy_once(self, const Seen *seen, void *target) noexcept nogil:
         """Copy a slot that was just looked at; True when it still is the same."""
         copy_foreign(
-            target, <char *>self._data.buf + seen.slot * self._slot_bytes, seen.length)
+            target, <char *>self._data.buf + seen.offset, seen.length)
         ts_fence_acquire()
         return ts_load_relaxed(self._sequence(seen.slot)) == seen.version
 
@@ -342,7 +334,7 @@ cdef class ArenaReader:
         """Copy what was looked at, looking again when it changes."""
         cdef int attempt
         for attempt in range(ATTEMPTS):
-            if seen.length > <uint64_t>self._slot_bytes:
+            if not self._is_inside(seen):
                 return MISS_CODE
             if seen.length > <uint64_t>room:
                 return SHORT_CODE
@@ -352,6 +344,11 @@ cdef class ArenaReader:
             if attempt + 1 < ATTEMPTS and not self.index.look(sought, seen):
                 break
         return MISS_CODE
+
+    cdef bint _is_inside(self, const Seen *seen) noexcept nogil:
+        """Say whether a value lies in the data, whatever its record says."""
+        cdef uint64_t size = <uint64_t>self._data.len
+        return seen.length <= size and seen.offset <= size - seen.length
 
     cdef uint64_t *_sequence(self, uint64_t slot) noexcept nogil:
         return <uint64_t *>(
@@ -386,8 +383,7 @@ cdef class ArenaReader:
         for i in range(count):
             _seek_key(&sought, namespace_id, <object>PyList_GET_ITEM(keys, i))
             if self._lease(&sought, &seen, places):
-                views[i] = self._view_of(
-                    <Py_ssize_t>seen.slot * self._slot_bytes, seen.length)
+                views[i] = self._view_of(<Py_ssize_t>seen.offset, seen.length)
         return views
 
     cdef bint _lease(self, const Sought *sought, Seen *seen, list places) except -1:
@@ -395,7 +391,7 @@ cdef class ArenaReader:
         cdef int attempt
         cdef Py_ssize_t place
         for attempt in range(ATTEMPTS):
-            if not self.index.look(sought, seen) or seen.length > <uint64_t>self._slot_bytes:
+            if not self.index.look(sought, seen) or not self._is_inside(seen):
                 return False
             place = self._pin(seen.slot, seen.version)
             if place >= 0:

@@ -100,12 +100,17 @@ cdef class SequencedSlots:
             raise ValueError("these slots were opened for reading only")
         return self._record(slot)
 
-    def initialise(self):
-        """Make every record empty: sequence 1 (not readable), all other words zero."""
+    def initialise(self, Py_ssize_t first=0, count=None):
+        """Make records empty: sequence 1 (not readable), all other words zero.
+
+        All from `first` on, or `count` of them. Never those that were in use: a sequence that
+        begins anew could be one that a reader knows.
+        """
         cdef Py_ssize_t slot
+        cdef Py_ssize_t end = self._slot_count if count is None else first + count
         cdef int word
         cdef uint64_t *record
-        for slot in range(self._slot_count):
+        for slot in range(first, end):
             record = self._writable_record(slot)
             ts_store_relaxed(record + WORD_SEQUENCE, 1)
             for word in range(1, self._record_bytes // 8):

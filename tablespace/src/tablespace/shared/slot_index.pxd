@@ -6,7 +6,10 @@ from tablespace.shared.sequenced_slots cimport SequencedSlots
 
 cdef enum:
     # The fields of a keyed record, behind those of every record, as 64-bit words.
-    WORD_KEY_LENGTH = 5
+    # Where the value lies in the data memory, above; the key's length, in the lowest 8 bits.
+    WORD_PLACE = 5
+    KEY_LENGTH_BITS = 8
+    KEY_LENGTH_MASK = 255
     WORD_KEY = 6
     KEY_SIZE_MAX = 223
     KEY_WORDS = 28
@@ -29,6 +32,7 @@ cdef struct Seen:
     # What one look at a readable record found.
     uint64_t slot
     uint64_t version
+    uint64_t offset
     uint64_t length
     uint64_t checksum
 
@@ -46,6 +50,7 @@ cdef class SlotIndex:
     cdef uint64_t _mask
     # The writer's own, by slot. Never read back from shared memory.
     cdef uint64_t *_hashes
+    # Place + 1, 0 for nowhere: zeros cost no memory where nothing was listed yet.
     cdef uint32_t *_places
     cdef unsigned char *_marks
     cdef readonly Py_ssize_t listed

@@ -21,6 +21,7 @@ class SlotIndex:
         slot: int,
         namespace_id: int,
         key: bytes,
+        offset: int,
         length: int,
         checksum: int,
         expires_ns: int = 0,

@@ -11,8 +11,8 @@ from cpython.buffer cimport (
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from tablespace._core.checksum cimport hash_key
 from tablespace.shared.atomics cimport (
@@ -25,7 +25,8 @@ from tablespace.shared.sequenced_slots cimport (
     WORD_CHECKSUM, WORD_EXPIRES, WORD_LENGTH, WORD_NAMESPACE, WORD_SEQUENCE, SequencedSlots,
 )
 
-cdef uint32_t NOWHERE = 0xFFFFFFFF
+cdef uint32_t NOWHERE = 0
+cdef uint64_t MAX_OFFSET = <uint64_t>1 << 56
 cdef uint64_t LOWER_HALF = 0xFFFFFFFF
 cdef int ATTEMPTS = 4  # A record rewritten that often while being looked at is a miss.
 
@@ -94,13 +95,11 @@ cdef class SlotIndex:
         if slots._record_bytes < KEYED_SIZE:
             raise ValueError(
                 f"records of {slots._record_bytes} bytes hold no key, {KEYED_SIZE} do")
-        if entries < 2 or entries & (entries - 1) or entries > (1 << 33):
+        if entries < 2 or entries & (entries - 1) or entries > (1 << 31):
             raise ValueError(f"a table has a power of two of entries, not {entries}")
         if entries < 2 * slots._slot_count:
             raise ValueError(
                 f"{slots._slot_count} slots need a table of twice as many entries, not {entries}")
-        if slots._slot_count >= NOWHERE:
-            raise ValueError(f"{slots._slot_count} slots are more than an entry can name")
         PyObject_GetBuffer(
             buffer, &self._view, PyBUF_WRITABLE if slots._writable else PyBUF_SIMPLE)
         self._held = True
@@ -114,11 +113,10 @@ cdef class SlotIndex:
         self._mask = entries - 1
         if slots._writable:
             self._hashes = <uint64_t *>calloc(slots._slot_count + 1, sizeof(uint64_t))
-            self._places = <uint32_t *>malloc((slots._slot_count + 1) * sizeof(uint32_t))
+            self._places = <uint32_t *>calloc(slots._slot_count + 1, sizeof(uint32_t))
             self._marks = <unsigned char *>calloc(slots._slot_count + 1, 1)
             if self._hashes == NULL or self._places == NULL or self._marks == NULL:
                 raise MemoryError
-            memset(self._places, 0xFF, (slots._slot_count + 1) * sizeof(uint32_t))
 
     def __dealloc__(self):
         free(self._hashes)
@@ -149,13 +147,17 @@ cdef class SlotIndex:
     # -- the writer ----------------------------------------------------------------------------
 
     def publish(self, Py_ssize_t slot, uint64_t namespace_id, bytes key not None,
-                uint64_t length, uint64_t checksum, uint64_t expires_ns=0):
+                uint64_t offset, uint64_t length, uint64_t checksum, uint64_t expires_ns=0):
         """Make a reserved slot readable under its key, list it, and return its new sequence.
+
+        `offset` is where the value begins in the data memory. It belongs to the sequence as
+        the key does: a reader has both of one publication, or neither.
 
         Raises
         ------
         ValueError
-            When the slot is not reserved, is listed, or the key has not 1 to 223 bytes.
+            When the slot is not reserved, is listed, the key has not 1 to 223 bytes, or the
+            offset is beyond any address space.
         """
         self._require_writer()
         cdef uint64_t *record = self.slots._writable_record(slot)
@@ -167,7 +169,9 @@ cdef class SlotIndex:
             raise ValueError(f"slot {slot} is listed already")
         if not seek(&sought, namespace_id, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)):
             raise ValueError(f"a key has 1 to {KEY_SIZE_MAX} bytes, this has {len(key)}")
-        ts_store_relaxed(record + WORD_KEY_LENGTH, sought.length)
+        if offset >= MAX_OFFSET:
+            raise ValueError(f"offset {offset} is beyond any address space")
+        ts_store_relaxed(record + WORD_PLACE, offset << KEY_LENGTH_BITS | sought.length)
         for word in range((sought.length + 7) // 8):
             ts_store_relaxed(record + WORD_KEY + word, sought.words[word])
         version = self.slots.publish(slot, length, checksum, namespace_id, expires_ns)
@@ -277,7 +281,7 @@ cdef class SlotIndex:
         for probe in range(PROBES_MAX):
             if ts_load_relaxed(self._table + place) == 0:
                 self._hashes[slot] = hash
-                self._places[slot] = <uint32_t>place
+                self._places[slot] = <uint32_t>place + 1
                 ts_store_release(
                     self._table + place, (hash & ~LOWER_HALF) | <uint64_t>(slot + 1))
                 self.listed += 1
@@ -291,7 +295,7 @@ cdef class SlotIndex:
         """Close the gap: what lies behind moves up, so that no probe ever passes a grave."""
         if self._places[slot] == NOWHERE:
             return
-        cdef uint64_t hole = self._places[slot]
+        cdef uint64_t hole = self._places[slot] - 1
         cdef uint64_t place = hole
         cdef uint64_t entry, home
         cdef uint32_t other
@@ -307,7 +311,7 @@ cdef class SlotIndex:
             # Not one whose own place lies behind the hole.
             if ((place - home) & self._mask) >= ((place - hole) & self._mask):
                 ts_store_release(self._table + hole, entry)
-                self._places[other] = <uint32_t>hole
+                self._places[other] = <uint32_t>hole + 1
                 hole = place
         ts_store_release(self._table + hole, 0)
 
@@ -362,7 +366,7 @@ cdef class SlotIndex:
         cdef uint64_t words[KEY_WORDS]
         cdef uint64_t before = ts_load_acquire(record + WORD_SEQUENCE)
         cdef uint64_t space = ts_load_relaxed(record + WORD_NAMESPACE)
-        cdef uint64_t length = ts_load_relaxed(record + WORD_KEY_LENGTH)
+        cdef uint64_t length = ts_load_relaxed(record + WORD_PLACE) & KEY_LENGTH_MASK
         cdef int word
         for word in range(KEY_WORDS):
             words[word] = ts_load_relaxed(record + WORD_KEY + word)
@@ -384,13 +388,14 @@ cdef class SlotIndex:
 cdef int _look_at(const uint64_t *record, const Sought *sought, Seen *seen) noexcept nogil:
     """Compare one record: 1 it is the key's, 0 it is not, -1 it changed meanwhile."""
     cdef uint64_t sequence = ts_load_acquire(record + WORD_SEQUENCE)
-    cdef uint64_t expires_ns
+    cdef uint64_t expires_ns, place
     cdef size_t word
     if sequence & 1:
         return 0
     if ts_load_relaxed(record + WORD_NAMESPACE) != sought.space:
         return 0
-    if ts_load_relaxed(record + WORD_KEY_LENGTH) != sought.length:
+    place = ts_load_relaxed(record + WORD_PLACE)
+    if place & KEY_LENGTH_MASK != sought.length:
         return 0
     for word in range((sought.length + 7) // 8):
         if ts_load_relaxed(record + WORD_KEY + word) != sought.words[word]:
@@ -404,4 +409,5 @@ cdef int _look_at(const uint64_t *record, const Sought *sought, Seen *seen) noex
     if expires_ns and expires_ns <= boot_ns():
         return 0
     seen.version = sequence
+    seen.offset = place >> KEY_LENGTH_BITS
     return 1
