@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -305,3 +306,13 @@ def test_a_deletion_reaches_a_copy_on_another_path(on_rig):
         assert rig.disk_key(b"k") not in away.store
 
     on_rig(scenario, paths=2)
+
+
+def test_reading_threads_are_there_from_the_start(on_rig):
+    """They came one by one over an hour, each with memory of its own: it looked like a leak."""
+
+    async def scenario(rig):
+        readers = [each for each in threading.enumerate() if each.name.startswith("kvd-read")]
+        assert len(readers) == rig.long.options.workers
+
+    on_rig(scenario)
