@@ -88,9 +88,7 @@ def _fit(stats: Stats, block_bytes: int, block_tokens: int) -> dict[str, int | s
     known = [each.slot_bytes for each in memory.classes]
     fit: dict[str, int | str] = {}
     if max(known) < block_bytes:
-        fit["note"] = (
-            f"Client(block_bytes={block_bytes}) gets slots of its own; now none is so large"
-        )
+        fit["note"] = f"no slot is so large before a Client(block_bytes={block_bytes}) connects"
     elif slot_bytes not in known:
         slot_bytes = min(size for size in known if size >= block_bytes)
     fit["slack_bytes"] = slot_bytes - block_bytes
