@@ -32,7 +32,8 @@ from kvd.policy.live import Sampled
 from kvd.preflight import start_warnings
 from kvd.refusals import memory_refusal, os_remedy
 from kvd.scrub import Scrubber
-from kvd.server import TICK_S, Connection, Server
+from kvd.served_connection import ServedConnection
+from kvd.server import TICK_S, Server
 from kvd.sessions import MAX_SESSIONS
 from kvd.sight.watch import Watch
 from kvd.size_classes import MAX_CLASSES
@@ -241,7 +242,9 @@ async def _serve(
     if memory.classes.left_out:
         sizes = ", ".join(format_size(size) for size in memory.classes.left_out)
         server.notes.append(f"memory has no slots of {sizes}: {MAX_CLASSES} size classes at most")
-    listener = await loop.create_unix_server(lambda: Connection(server), sock=listening.socket)
+    listener = await loop.create_unix_server(
+        lambda: ServedConnection(server), sock=listening.socket
+    )
     notifier = Notifier()
     background = [loop.create_task(_tick(server, notifier))]
     if paths is not None and config.scrub_rate:

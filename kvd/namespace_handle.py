@@ -19,6 +19,7 @@ from kvd.values import (
     checked_keep,
     checked_key,
     checked_keys,
+    checked_name,
     checked_seconds,
     fill,
     flat_view,
@@ -38,17 +39,8 @@ class NamespaceHandle:
     """Blocks of one namespace. Safe from any thread; made by `Client.namespace`."""
 
     def __init__(self, client: Client, name: str) -> None:
-        if not isinstance(name, str) or not 1 <= len(name) <= protocol.MAX_NAMESPACE_CHARS:
-            raise ValueError(
-                f"a namespace's name has 1 to {protocol.MAX_NAMESPACE_CHARS} characters"
-            )
-        if not name.isascii():
-            try:
-                name.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"a namespace's name is text, not {name!r}: {error}") from error
         self._client = client
-        self.name = name
+        self.name = checked_name(name)
         # What the last lookup used; the reader itself knows when it is of no use any more.
         self._last: tuple[ArenaReader | None, int] = (None, 0)
 

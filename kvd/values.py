@@ -7,7 +7,7 @@ from typing import Any
 
 from tablespace.shared import are_keys
 
-from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES, MAX_TTL_S
+from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES, MAX_NAMESPACE_CHARS, MAX_TTL_S
 
 RETENTIONS = ("none", "ephemeral", "short", "long")
 
@@ -27,6 +27,17 @@ def checked_keys(keys: Sequence[bytes]) -> list[bytes]:
     if not are_keys(keys, MAX_KEY_BYTES):
         return [checked_key(key) for key in keys]
     return keys
+
+
+def checked_name(name: str) -> str:
+    """Return a namespace's name, or raise ValueError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAMESPACE_CHARS:
+        raise ValueError(f"a namespace's name has 1 to {MAX_NAMESPACE_CHARS} characters")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a namespace's name is text, not {name!r}: {error}") from error
+    return name
 
 
 def checked_seconds(name: str, seconds: float, most: float) -> float:

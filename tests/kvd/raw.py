@@ -21,7 +21,10 @@ class Raw:
         self.socket.connect(path)
 
     def hello(self, **more):
-        self.socket.sendall(pack(op="HELLO", id=1, versions=[1], map=False, **more))
+        try:
+            self.socket.sendall(pack(op="HELLO", id=1, versions=[1], map=False, **more))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # Refused already: why is there to be read.
         self.ack = self.reply()
         assert self.ack["op"] == "HELLO_ACK"
         return self

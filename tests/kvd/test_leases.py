@@ -142,7 +142,7 @@ def test_the_leases_of_a_killed_client_end_with_its_process(daemon, wait_until):
 
 def test_engine_after_engine_dies_with_leases_and_leaves_none(daemon, make_blocks, wait_until):
     """An engine that died without a word left its mapped buffers pinned in the server, 5 to 10
-    GiB a crash (H076)."""
+    GiB a crash."""
     holding = HOLDER.replace('[b"k"]', '[b"1/%d" % n for n in range(30)]')
     values = make_blocks(30)
     with daemon.client() as client:
@@ -165,7 +165,7 @@ def test_engine_after_engine_dies_with_leases_and_leaves_none(daemon, make_block
 
 
 def test_an_arena_all_under_lease_refuses_at_once(daemons, make_blocks):
-    """An allocation waited for ever when nothing in the pool could be evicted (H063)."""
+    """An allocation waited for ever when nothing in the pool could be evicted."""
     daemon = daemons("--max-bytes", "512K", disk=False).start()
     values = make_blocks(8)
     keys = list(values)

@@ -41,7 +41,7 @@ def found(daemon, name, values):
 def test_a_name_that_begins_with_a_dash_is_purged_in_every_form(
     running, command, put_all, make_blocks, form, where
 ):
-    """Option parsers took such names for flags (H107)."""
+    """Option parsers took such names for flags."""
     values = fill(running, put_all, make_blocks)
     at = ["--socket", running.socket]
     if where == "stopped":
@@ -71,7 +71,7 @@ def test_a_name_that_an_option_has_is_purged_behind_dashes(running, command, put
 def test_nothing_goes_without_yes_or_under_a_name_that_nobody_has(
     running, command, document, put_all, make_blocks, where
 ):
-    """A clear command said success and cleared nothing (H124); names are matched whole (H107)."""
+    """A clear command said success and cleared nothing; names are matched whole."""
     values = fill(running, put_all, make_blocks)
     at = ["--socket", running.socket]
     if where == "stopped":
@@ -134,7 +134,7 @@ def test_a_region_in_use_is_not_purged_behind_its_daemons_back(running, command)
 def test_everything_goes_and_the_restart_finds_nothing(
     running, command, document, put_all, make_blocks
 ):
-    """Files of a stopped service were neither used again nor removed (H057)."""
+    """Files of a stopped service were neither used again nor removed."""
     values = fill(running, put_all, make_blocks)
     with running.client() as client:
         assert client.namespace("memory only").put(b"k", b"v", retention="ephemeral")
@@ -241,7 +241,7 @@ def test_zeroes_lie_where_purged_blocks_lay(running, document, put_all, make_blo
 
 
 def test_temporary_files_go_by_whose_they_are(running, command, document, put_all, make_blocks):
-    """Hard kills left files that ate the disk; a running writer's must stay (H009)."""
+    """Hard kills left files that ate the disk; a running writer's must stay."""
     values = fill(running, put_all, make_blocks)
     left = running.long_path / "chunk.bin.tmp.1234"
     left.write_bytes(b"x" * 8192)

@@ -25,8 +25,8 @@ def put_each(blocks, values, **how):
 def test_a_quota_of_ten_slots_takes_ten_blocks_and_says_so(
     running, command, document, make_blocks, retention
 ):
-    """A tenant over its quota was told success on each write while its data were discarded
-    (H114)."""
+    """A tenant over its quota was told success on each write while its data were
+    discarded."""
     at = ["--socket", running.socket]
     assert document("quota", "set", "m", "640K", *at) == {"m": 10 * SLOT}
     values = make_blocks(30)

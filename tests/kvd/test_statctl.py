@@ -39,7 +39,7 @@ def test_the_counters_are_printed_and_the_reason_for_no_hits(running, command, d
 
 
 def test_it_says_how_many_tokens_fit_and_what_a_slot_wastes(running, command, document):
-    """Documents overstated capacity sevenfold: bytes a token were counted wrongly (H106)."""
+    """Documents overstated capacity sevenfold: bytes a token were counted wrongly."""
     at = ["--socket", running.socket]
     fit = document("statctl", *at, "--block-bytes", "48K", "--block-tokens", 16)["fit"]
     assert fit == {

@@ -44,7 +44,7 @@ def region_bytes(directory):
 
 
 def test_a_fresh_daemon_has_every_number_and_they_are_zero(running, document):
-    """Metrics were missing, or not zero without traffic (H117)."""
+    """Metrics were missing, or not zero without traffic."""
     status = document("status", "--socket", running.socket)
     assert status.keys() >= KEYS
     counted = KEYS - {"free_bytes", "allocated_bytes", "index_bound_bytes", "choices", "health"}
@@ -97,7 +97,7 @@ def test_what_is_used_is_known_before_the_first_request_after_a_restart(
     daemons, document, put_all, make_blocks, how
 ):
     """Usage began at zero after a crash although the disk was nearly full, and eviction by it
-    far too late (H033, and the note on restarts in the budget's guide)."""
+    far too late."""
     running = daemons("--watermark", "1.0").start()
     with running.client() as client:
         put_all(client, client.namespace("m"), make_blocks(236))  # 92 % of 256 slots.
@@ -123,8 +123,8 @@ def test_what_is_used_is_known_before_the_first_request_after_a_restart(
 
 
 def test_a_size_alone_bounds_what_is_used(running, document, put_all, make_blocks):
-    """An operator set a capacity and found four times as much: eviction needed a second option
-    (H098); there was no way to bound the disk at all (H035, H037)."""
+    """An operator set a capacity and found four times as much: eviction needed a second option;
+    there was no way to bound the disk at all."""
     with running.client() as client:
         for seed in range(3):
             put_all(client, client.namespace("m"), make_blocks(256, seed=seed))
@@ -135,7 +135,7 @@ def test_a_size_alone_bounds_what_is_used(running, document, put_all, make_block
 
 
 def test_one_budget_for_all_clients_is_what_status_shows(running, document, make_blocks):
-    """Eight workers took eight times the limit that was meant for the host (H085)."""
+    """Eight workers took eight times the limit that was meant for the host."""
     for rank in range(8):
         with running.client() as client:
             for key, value in make_blocks(60, seed=rank).items():
@@ -188,7 +188,7 @@ def test_another_revision_dtype_layout_or_parallelism_is_another_namespace(
 
 
 def test_what_was_written_and_never_read_is_told(running, document, put_all, make_blocks):
-    """A tier wrote 100 GB, served nothing, and nobody saw it (H111)."""
+    """A tier wrote 100 GB, served nothing, and nobody saw it."""
     values = make_blocks(20)
     with running.client() as client:
         put_all(client, client.namespace("m"), values)

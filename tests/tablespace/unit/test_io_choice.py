@@ -113,7 +113,7 @@ def test_direct_io_refused_after_the_trial_falls_back_and_says_so_once(
     assert len([line for line in log if "O_DIRECT" in line]) == 1
 
 
-@pytest.mark.usefixtures("need_direct")
+@pytest.mark.usefixtures("need_direct_by_default")
 @pytest.mark.parametrize("reads", [0, 20])
 def test_direct_reads_that_are_refused_fall_back_and_are_said_once(
     tmp_path: Path, preload: Preload, reads: int
