@@ -88,13 +88,22 @@ def _fit(stats: Stats, block_bytes: int, block_tokens: int) -> dict[str, int | s
     known = [each.slot_bytes for each in memory.classes]
     fit: dict[str, int | str] = {}
     if max(known) < block_bytes:
-        fit["note"] = f"no slot is so large before a Client(block_bytes={block_bytes}) connects"
+        fit["note"] = (
+            f"Client(block_bytes={block_bytes}) gets slots of its own; now none is so large"
+        )
     elif slot_bytes not in known:
         slot_bytes = min(size for size in known if size >= block_bytes)
     fit["slack_bytes"] = slot_bytes - block_bytes
     in_memory = memory.data_bytes // memory.slab_bytes * (memory.slab_bytes // slot_bytes)
     in_memory += memory.data_bytes % memory.slab_bytes // slot_bytes
-    for tier, slots in (("memory", in_memory), ("long", stats.long.capacity_slots)):
+    on_disk = stats.long.capacity_slots
+    if stats.long.enabled and block_bytes > stats.long.largest_slot_bytes:
+        on_disk = 0
+        fit["problem"] = (
+            f"larger than a slot of the long tier, {stats.long.largest_slot_bytes}: "
+            "raise --tablespace-slot-bytes"
+        )
+    for tier, slots in (("memory", in_memory), ("long", on_disk)):
         fit[f"{tier}_blocks"] = slots
         if block_tokens:
             fit[f"{tier}_tokens"] = slots * block_tokens
