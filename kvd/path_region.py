@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tablespace import Store
 
 REGION_DIRECTORY = "region"
+START_S = 1.0  # A machine this short of threads starts the rest when they are needed.
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -176,6 +178,7 @@ class PathRegion:
             When it cannot be opened as asked.
         """
         path = self.region
+        self._start_readers()
         try:
             path.mkdir(parents=True, exist_ok=True)
             before = _container_bytes(path)
@@ -184,6 +187,13 @@ class PathRegion:
                 self.resized_from = before
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(self.directory, path, error) from error
+
+    def _start_readers(self) -> None:
+        """Start all reading threads: what each holds is held from the start, not after hours."""
+        count = self.options.workers
+        together = threading.Barrier(count)
+        for _ in range(count):
+            self._readers.submit(_meet, together)
 
     def _open(self, recover: str, slot_sizes: Sequence[int] | None = None) -> Store:
         max_bytes: int | None = self.max_bytes
@@ -302,6 +312,11 @@ class PathRegion:
         finally:
             self._changing = False
         return slot_bytes in self.slot_sizes
+
+
+def _meet(together: threading.Barrier) -> None:
+    with contextlib.suppress(threading.BrokenBarrierError):
+        together.wait(START_S)
 
 
 def _close(store: Store, directory: Path) -> None:

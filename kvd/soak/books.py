@@ -34,8 +34,8 @@ def slots_do_not_add_up(stats: Stats) -> Iterator[str]:
         yield f"the region uses {stats.long.used_bytes} of {stats.long.max_bytes} bytes"
 
 
-def unrest(stats: Stats) -> str:
-    """Say what still moves although no client asks for anything; "" for nothing."""
+def unrest(stats: Stats) -> Iterator[str]:
+    """Say what still moves although no client asks for anything."""
     memory, long = stats.memory, stats.long
     moving = {
         "reserved in memory": memory.slots_reserved,
@@ -47,7 +47,7 @@ def unrest(stats: Stats) -> str:
         "in limbo on disk": sum(path.slots.limbo for path in long.paths),
         "reserved on disk": sum(path.slots.reserved for path in long.paths),
     }
-    return ", ".join(f"{count} {what}" for what, count in moving.items() if count)
+    return (f"{count} {what}" for what, count in moving.items() if count)
 
 
 def books_do_not_agree(stats: Stats, status: Status, slot_bytes: int) -> Iterator[str]:
