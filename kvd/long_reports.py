@@ -143,6 +143,7 @@ def _sums(
         dropped=counters.dropped,
         entries=sum(store.live for store in stores),
         capacity_slots=sum(store.capacity for store in stores),
+        largest_slot_bytes=min((store.slot_bytes for store in stores), default=0),
         used_bytes=sum(_used_bytes(store) for store in stores),
         max_bytes=paths.max_bytes if paths is not None else 0,
         blocks_written=counters.blocks_written,

@@ -271,6 +271,7 @@ class LongStats(msgspec.Struct, frozen=True):
     """Counters and sizes of the long tier; `enabled` is False without one.
 
     With several paths the sizes are their sums, and `failed` is True when none takes writes.
+    `largest_slot_bytes` is what the longest block may have that every path takes.
     """
 
     enabled: bool
@@ -313,6 +314,7 @@ class LongStats(msgspec.Struct, frozen=True):
     reclaimed_bytes: int = 0
     rejected_writes: int = 0
     written_never_read_bytes: int = 0
+    largest_slot_bytes: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True):

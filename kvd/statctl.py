@@ -96,7 +96,14 @@ def _fit(stats: Stats, block_bytes: int, block_tokens: int) -> dict[str, int | s
     fit["slack_bytes"] = slot_bytes - block_bytes
     in_memory = memory.data_bytes // memory.slab_bytes * (memory.slab_bytes // slot_bytes)
     in_memory += memory.data_bytes % memory.slab_bytes // slot_bytes
-    for tier, slots in (("memory", in_memory), ("long", stats.long.capacity_slots)):
+    on_disk = stats.long.capacity_slots
+    if stats.long.enabled and block_bytes > stats.long.largest_slot_bytes:
+        on_disk = 0
+        fit["problem"] = (
+            f"larger than a slot of the long tier, {stats.long.largest_slot_bytes}: "
+            "raise --tablespace-slot-bytes"
+        )
+    for tier, slots in (("memory", in_memory), ("long", on_disk)):
         fit[f"{tier}_blocks"] = slots
         if block_tokens:
             fit[f"{tier}_tokens"] = slots * block_tokens

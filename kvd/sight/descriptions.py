@@ -55,6 +55,7 @@ DESCRIPTIONS = {
     "enabled": "1 when there is a long tier.",
     "failed": "1 when the long tier failed.",
     "capacity_slots": "Slots of the region.",
+    "largest_slot_bytes": "The longest block that every path takes.",
     "used_bytes": "Slots in use, in bytes.",
     "max_bytes": "The budget, --long-bytes.",
     "blocks_written": "Blocks written to the region.",

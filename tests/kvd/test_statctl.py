@@ -51,8 +51,12 @@ def test_it_says_how_many_tokens_fit_and_what_a_slot_wastes(running, command, do
     }
     out = command("statctl", *at, "--block-bytes", "48K", "--block-tokens", 16)[1]
     assert "fit.long_tokens        4096" in out
+    larger = document("statctl", *at, "--block-bytes", "65K")["fit"]
+    assert "larger than a slot of the long tier, 65536" in larger["problem"]
+    assert "gets slots of its own" in larger["note"]
+    assert larger["long_blocks"] == 0 < larger["memory_blocks"] < 128
     assert (
-        "larger than a slot" in document("statctl", *at, "--block-bytes", "65K")["fit"]["problem"]
+        "larger than a slab" in document("statctl", *at, "--block-bytes", "1G")["fit"]["problem"]
     )
     assert document("statctl", *at)["fit"] == {}
     with pytest.raises(SystemExit, match="2"):

@@ -197,6 +197,7 @@ def test_protocol_names_every_error_code_the_daemon_sends() -> None:
         "frames.py",
         "lanes.py",
         "namespaces.py",
+        "served_connection.py",
         "server.py",
     )
     sent = set()
