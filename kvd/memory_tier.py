@@ -290,6 +290,8 @@ class MemoryTier:
         self.value_bytes += block.length
         block.fill = block.length / block.slot_bytes
         self.rule.stored(block)
+        # So that those stand before this one, where order of coming counts.
+        self._end_handovers()
         if promoted:
             self._hand_over(block, size_class)
         else:

@@ -194,6 +194,7 @@ def test_a_fresh_daemon_counts_everything_and_nothing(daemons, disk):
     facts |= {"capacity_slots", "max_bytes", "io_mode", "io_engine", "recovery_source"}
     facts |= {"free_bytes", "data_bytes", "slab_bytes", "slabs", "slabs_spare", "classes"}
     facts |= {"recovery_seconds", "region", "paths", "followed", "index_bound_bytes"}
+    facts |= {"largest_slot_bytes"}
     (default,) = stats.memory.classes
     assert default.slot_bytes == 65536
     assert not any(getattr(default, name) for name in default.__struct_fields__[1:])

@@ -79,8 +79,14 @@ def roomy(directory: Path, requests: list[Request], rounds: int) -> None:
 
 
 def test_region_under_eviction(tmp_path: Path, requests: list[Request]) -> None:
-    report = check(tmp_path, requests, EVICTING_BYTES, ROUNDS, EVICTING_RUN_S)
-    assert total(report, "evicted") > 0, "nothing was evicted: this was the roomy case"
+    # On a busy machine little happens before the kill: then again, and longer.
+    for turn in (1, 4, 16):
+        directory = tmp_path / str(turn)
+        directory.mkdir()
+        report = check(directory, requests, EVICTING_BYTES, ROUNDS, turn * EVICTING_RUN_S)
+        if total(report, "evicted"):
+            return
+    pytest.fail("nothing was evicted: this was the roomy case")
 
 
 def test_roomy_region_keeps_every_confirmed_block(tmp_path: Path, requests: list[Request]) -> None:

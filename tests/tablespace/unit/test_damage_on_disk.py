@@ -152,6 +152,7 @@ assert all(value is None or value in (dict(old).get(key), dict(new)[key])
 stats = store.stats()
 assert stats.free + stats.live == stats.capacity and stats.reserved == 0
 if sys.argv[2] == "die":
+    sys.stdout.flush()
     os._exit(0)
 store.close()
 """

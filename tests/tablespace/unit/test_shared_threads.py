@@ -78,7 +78,6 @@ def test_threads_read_by_key_and_lease_while_one_evicts_and_rewrites() -> None:
         reader = ArenaReader(
             SlotIndex(slots, shared, offset=table, entries=entries),
             memory,
-            slot_bytes=SIZE,
             lane=Lane(lane_memory[which], leases=2, touches=8),
             heartbeat=bytearray(8),
             stale_ns=1,
@@ -112,7 +111,7 @@ def test_threads_read_by_key_and_lease_while_one_evicts_and_rewrites() -> None:
             continue
         records.reserve(slot)
         copy_in(memory, slot * SIZE, number.to_bytes(8, "little") * (SIZE // 8))
-        index.publish(slot, 0, keys[slot], SIZE, number)
+        index.publish(slot, 0, keys[slot], slot * SIZE, SIZE, number)
         published[slot] = True
         for lane in lanes:
             assert len(lane.drain(SLOTS)) <= 8
