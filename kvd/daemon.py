@@ -44,7 +44,8 @@ from tablespace import TablespaceError, format_size
 # The loop gets the GIL back sooner from the disk threads: 5 ms, the default, is far above a
 # request's time.
 SWITCH_INTERVAL_S = 0.0005
-# Blocks form no cycles; the default thresholds would scan all of them every few thousand sets.
+# Nothing that comes and goes forms cycles; the default thresholds would scan all blocks every few
+# thousand sets. So what does form one is as good as leaked.
 GC_THRESHOLDS = (50_000, 50, 100)
 THREAD_EXIT_S = 1.0
 ACCEPT_COMPLAIN_S = 1.0

@@ -24,6 +24,7 @@ from kvd.frames import (
 from kvd.peers import Peer
 from kvd.process import peer_pidfd
 from kvd.protocol import Message
+from kvd.self_references import forget_itself
 from kvd.server import Server
 from kvd.session import RESERVATION_S, Session
 from kvd.sessions import MAX_SESSIONS
@@ -92,11 +93,14 @@ class ServedConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session; a closed socket is not a dead process."""
-        self._transport = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            forget_itself(transport)
         if self._lane is not None and (
             self._client_closed or isinstance(exc, ConnectionResetError | BrokenPipeError)
         ):
             self._server.lanes.client_closed(*self._lane)
+        self._lane = None  # With its session, which may know of this connection.
         self._server.connections.discard(self)
         self._server.held.note(self, 0)
         session, self._session = self._session, None

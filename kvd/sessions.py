@@ -161,6 +161,7 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         self._by_id.pop(session.id, None)
+        session.connection = None  # Which may know of the session.
         process = session.process
         process.sessions.pop(session.id, None)
         if not (process.sessions or process.orphans or process.orphan_lanes):
