@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,9 @@ class NamespaceHandle:
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self.name = checked_name(name)
-        # What the last lookup used; the reader itself knows when it is of no use any more.
-        self._last: tuple[ArenaReader | None, int] = (None, 0)
+        # What the last lookup used, as long as its connection keeps it: the arena's memory must
+        # go with that one, and not wait for a handle that nobody uses any more.
+        self._last: tuple[Callable[[], ArenaReader | None], int] = (_nothing, 0)
 
     # -- storing -------------------------------------------------------------------------------
 
@@ -156,14 +158,16 @@ class NamespaceHandle:
             When the buffer is shorter than the block; names both sizes.
         """
         if not verify:
-            reader, space = self._last
+            last, space = self._last
+            reader = last()
             if reader is not None:
                 length = reader.get_into_if_current(space, key, buffer)
                 if length >= 0:
                     return length
             local = self.local_lookup()
             if local is not None:
-                self._last = reader, space = local[1:]
+                _, reader, space = local
+                self._last = weakref.ref(reader), space
                 length = reader.get_into(space, key, buffer)
                 if length >= 0:
                     return length
@@ -486,6 +490,10 @@ class NamespaceHandle:
             except UnavailableError:
                 return total
         return total
+
+
+def _nothing() -> None:
+    return None
 
 
 def _misses(results: Sequence[object]) -> list[int]:

@@ -268,6 +268,7 @@ def test_the_daemon_ends_under_a_lease(daemons, wait_until):
     client = daemon.client()
     blocks = client.namespace("m")
     assert blocks.put(b"k", b"v")
+    assert blocks.get_into(b"k", bytearray(1)) == 1
     with blocks.lease([b"k"]) as views:
         daemon.kill()
         wait_until(lambda: blocks.get(b"k") is None, 5)

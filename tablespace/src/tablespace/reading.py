@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from typing import Any
 
 from tablespace._core.key_index import KeyIndex, exact_key
@@ -24,7 +25,7 @@ READ_WINDOW = 4096
 SCRUB_BYTES = 16 << 20
 
 
-class Reads:
+class Reads(ABC):
     """How a store finds values; a part of `Store`, whose followers go part of the way otherwise.
 
     Any thread may call.
@@ -44,9 +45,9 @@ class Reads:
     # Until the file system is found to have taken O_DIRECT back.
     _direct: bool
 
+    @abstractmethod
     def _say(self, note: str) -> None:
         """Add a choice that was made after the opening, and log it."""
-        raise NotImplementedError
 
     def _tell_of_cache(self, call: str) -> None:
         """Say once that a file system took O_DIRECT back after the trial at open."""

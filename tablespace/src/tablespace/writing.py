@@ -137,7 +137,7 @@ class Writer:
                     if isinstance(item, Packed):
                         request.add_packed(*item)
                     else:
-                        request.add(*item)
+                        request.add(*checked_item(item))
             else:
                 request.add_many(batch)
         except BaseException:

@@ -82,16 +82,17 @@ def test_a_policy_takes_what_its_methods_are_given(tmp_path: Path, method: str) 
     [{b"key": b"value"}, [b"ab"], ["ab"], [(b"key",)], [(b"key", b"value", None, None)], [None]],
 )
 @pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("durability", ["sync", "interval", "none"])
 def test_an_item_is_a_pair_or_a_triple(
-    open_small: Opener, items: Any, compression: str | None
+    open_small: Opener, items: Any, compression: str | None, durability: str
 ) -> None:
     if compression is not None:
         pytest.importorskip("lz4.block")
     store = open_small(compression=compression)
     with pytest.raises(TypeError, match=r"an item is \(key, value\).*items\(\)"):
-        store.put_many(items)
+        store.put_many(items, durability=durability)
     with pytest.raises(TypeError, match=r"an item is \(key, value\).*items\(\)"):
-        asyncio.run(store.aput_many(items))
+        asyncio.run(store.aput_many(items, durability=durability))
     assert store.put_many([[b"key", b"value"]]) == [True] and len(store) == 1
 
 

@@ -65,6 +65,7 @@ cdef class ArenaReader:
     `is_current` first.
     """
 
+    cdef object __weakref__
     cdef readonly SlotIndex index
     cdef readonly Lane lane
     cdef object _readonly
