@@ -2,8 +2,7 @@
 
 The event loop calls the store only to look into its index, which is in memory. One thread writes,
 in the order it was asked to, so a delete asked for after a write is done after it; a few threads
-read. `kvd.long_paths` puts the
-paths together.
+read. `kvd.long_paths` puts the paths together.
 """
 
 from __future__ import annotations
