@@ -1,4 +1,4 @@
-"""One path of the long tier: a tablespace region, reached only from threads made for it.
+"""One path of the long tier: a tablespace region, and the threads made for it.
 
 The event loop calls the store only to look into its index, which is in memory. One thread writes,
 in the order it was asked to, so a delete asked for after a write is done after it; a few threads

@@ -290,8 +290,9 @@ class MemoryTier:
         self.value_bytes += block.length
         block.fill = block.length / block.slot_bytes
         self.rule.stored(block)
-        # So that those stand before this one, where order of coming counts.
-        self._end_handovers()
+        if size_class.handed_over:
+            # So that those stand before this one, where order of coming counts.
+            self._end_due(size_class, time.monotonic())
         if promoted:
             self._hand_over(block, size_class)
         else:
@@ -351,8 +352,11 @@ class MemoryTier:
     def _end_handovers(self) -> None:
         now = time.monotonic()
         for size_class in self.classes:
-            while size_class.handed_over and size_class.handed_over[0][0] <= now:
-                self._end_handover(size_class)
+            self._end_due(size_class, now)
+
+    def _end_due(self, size_class: SizeClass, now: float) -> None:
+        while size_class.handed_over and size_class.handed_over[0][0] <= now:
+            self._end_handover(size_class)
 
     def remove(self, block: Block) -> None:
         """Take a block out; see `remove_many`."""

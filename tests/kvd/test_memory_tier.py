@@ -8,6 +8,7 @@ from kvd.block import Block, Retention
 from kvd.expiry import boot_clock_ns
 from kvd.memory_tier import NO_SLOT, MemoryTier
 from kvd.namespaces import Namespace
+from kvd.policy.rules import DEFAULT_POLICY, make_rule
 from kvd.process import Process
 from kvd.reservations import Reservations
 from kvd.session import RESERVATION_S, Session
@@ -16,9 +17,10 @@ SLOTS = 16
 
 
 @pytest.fixture
-def memory():
+def memory(request):
     arena = Arena(SLOTS * 4096, 4096)
-    tier = MemoryTier(arena, writes_back=True)
+    rule = make_rule(getattr(request, "param", DEFAULT_POLICY), SLOTS)
+    tier = MemoryTier(arena, writes_back=True, rule=rule)
     tier.add_slabs(0, arena.geometry.slab_count)
     yield tier
     arena.close()
@@ -83,6 +85,20 @@ def test_a_block_handed_over_outlasts_its_rank_for_a_moment(memory, space, monke
     for number in range(SLOTS // 2):
         held.append(_store(memory, space, b"h%d" % number, promoted=True))
     assert [block.queue is None for block in held] == [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize("memory", ["lru"], indirect=True)
+def test_a_block_whose_moment_is_over_stands_before_those_that_came_later(
+    memory, space, monkeypatch
+):
+    """It was put on its list when somebody looked for room, behind all that had come meanwhile."""
+    now = 100.0
+    monkeypatch.setattr(memory_tier.time, "monotonic", lambda: now)
+    promoted = _store(memory, space, b"p", promoted=True)
+    now += memory_tier.HANDOVER_S
+    others = [_store(memory, space, b"%d" % number) for number in range(SLOTS - 1)]
+    assert memory.reserve(1) is not None
+    assert promoted.gone and not any(block.gone for block in others)
 
 
 def test_many_slots_are_reserved_in_one_look(memory, space):
