@@ -416,7 +416,7 @@ def _read_or_begin(
         except CorruptionError as error:
             problem = error
         else:
-            return region
+            return lock.confirm(directory, region)
     if not holds_records(directory):
         return None
     problem = problem or CorruptionError(

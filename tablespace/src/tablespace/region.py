@@ -243,10 +243,29 @@ class RegionLock:
     def write(self, region: Region) -> None:
         """Write the identity for the first time, durably."""
         assert self.device is not None
+        if self.device.size_bytes:
+            # Half of an earlier one may be here: this one's other half, torn by a power loss,
+            # would make that one whole again, beside index files it knows nothing of.
+            self.device.truncate(0)
+            self.device.sync_data()
         self.device.truncate(HOLDER_OFFSET + HOLDER_BYTES)
         self.device.write_at(0, encode_region(region))
         self.device.write_at(HOLDER_OFFSET, b" " * (HOLDER_BYTES - 1) + b"\n")
         self.device.sync_data()
+
+    def confirm(self, directory: Directory, region: Region) -> Region:
+        """Return the identity that was read, written anew unless it is known to be durable.
+
+        A process that was killed while it made the region may have left it in the page cache
+        alone, and one whose sync failed there as if it were on the disk. Who had it on the disk
+        named itself in it next.
+        """
+        assert self.device is not None
+        size = self.device.size_bytes
+        holder = self.device.read_at(HOLDER_OFFSET, min(HOLDER_BYTES, size - HOLDER_OFFSET))
+        if not holder.strip(b" \n\0"):
+            self.replace(directory, region)
+        return region
 
     def replace(self, directory: Directory, region: Region) -> None:
         """Put a new identity in place, durably, without ever being unlocked.

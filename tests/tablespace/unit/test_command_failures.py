@@ -151,7 +151,7 @@ def test_a_full_standard_output_is_said_once(region: Path) -> None:
 
 
 def test_an_ascii_terminal_shows_any_key(region: Path, run: Any) -> None:
-    done = run("ls", region, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    done = run("ls", region, env={**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert b"caf\\xe9" in done.stdout
 
