@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from kvd import Client, UnavailableError
+from kvd.replay.sizes import BlockSizes, as_sizes
 
 ARENA_SHARE = 4
 """A quarter of the arena may wait for the disk; the daemon itself queues up to a half."""
@@ -24,7 +25,7 @@ class Backlog:
     ----------
     client : kvd.Client
         Of a daemon that answers; its arena sets the bound.
-    block_bytes : int
+    block_bytes : int or BlockSizes
         Size of the blocks.
 
     Attributes
@@ -33,11 +34,11 @@ class Backlog:
         Time spent waiting.
     """
 
-    def __init__(self, client: Client, block_bytes: int) -> None:
+    def __init__(self, client: Client, block_bytes: int | BlockSizes) -> None:
         memory = client.stats().memory
         self.waited_s = 0.0
         self._client = client
-        self._limit = max(1, memory.data_bytes // ARENA_SHARE // block_bytes)
+        self._limit = max(1, memory.data_bytes // ARENA_SHARE // as_sizes(block_bytes).mean)
         self._blocks = 0
 
     def store(self, hash_ids: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from kvd.replay.driver import Driver
 from kvd.replay.generate import Shape, generate, parse_shape
 from kvd.replay.killcheck import KillCheck
 from kvd.replay.progress import Meter
+from kvd.replay.sizes import BlockSizes, parse_sizes
 from kvd.replay.trace import Request, TraceError, read_trace
 from tablespace import parse_size
 
@@ -46,7 +48,7 @@ def _count(text: str) -> int:
     return number
 
 
-def _speed(text: str) -> float:
+def _positive(text: str) -> float:
     number = float(text)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
@@ -60,11 +62,11 @@ def _shape(text: str) -> Shape:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _block_bytes(text: str) -> int:
-    number = _size(text)
-    if number < 512 or number % 512:
-        raise argparse.ArgumentTypeError(f"must be a multiple of 512 bytes, not {number}")
-    return number
+def _block_sizes(text: str) -> BlockSizes:
+    try:
+        return parse_sizes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,16 +88,17 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--socket", metavar="PATH", help="drive the daemon that serves here")
     add("--requests", type=_count, metavar="N", help="stop after this many requests")
+    add("--seconds", type=_positive, metavar="N", help="stop after so many seconds")
     add(
         "--block-bytes",
-        type=_block_bytes,
+        type=_block_sizes,
         default="64K",
         metavar="SIZE",
-        help="size of a block (default 64K)",
+        help="size of a block (default 64K); 64K-4M for blocks of 64K, 128K, ... 4M",
     )
     add(
         "--speed",
-        type=_speed,
+        type=_positive,
         metavar="X",
         help="keep the trace's times, X times faster (1: as recorded; default: no waiting)",
     )
@@ -170,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
     requests = _requests(arguments)
     if arguments.socket is not None:
         return _replay(arguments, requests, arguments.socket)
-    block_bytes: int = arguments.block_bytes
+    sizes: BlockSizes = arguments.block_bytes
     parent = arguments.long_path or scratch_parent()
     if not parent.is_dir():
         raise FileNotFoundError(f"{parent} is no directory; create it, or name another")
@@ -178,7 +181,7 @@ def _run(arguments: argparse.Namespace) -> int:
         parent,
         max_bytes=arguments.max_bytes,
         long_bytes=arguments.long_bytes,
-        slot_bytes=-(-block_bytes // SLOT_MULTIPLE) * SLOT_MULTIPLE,
+        slot_bytes=_slot_sizes(sizes),
         arguments=_own_flags(arguments),
     ) as daemon:
         if arguments.kill_rounds is not None:
@@ -187,6 +190,12 @@ def _run(arguments: argparse.Namespace) -> int:
         status = _replay(arguments, requests, str(daemon.socket))
         daemon.stop()
         return status
+
+
+def _slot_sizes(sizes: BlockSizes) -> str:
+    """Return what the daemon's region is carved into: a slot for each size of block."""
+    rounded = {-(-size // SLOT_MULTIPLE) * SLOT_MULTIPLE for size in sizes.all}
+    return ",".join(map(str, sorted(rounded)))
 
 
 def _own_flags(arguments: argparse.Namespace) -> list[str]:
@@ -208,23 +217,36 @@ def _source(arguments: argparse.Namespace) -> str:
     return f"generated, seed {arguments.seed}"
 
 
+def _time_is_up(seconds: float | None) -> threading.Event:
+    """Return an event that is set after so many seconds, or never."""
+    event = threading.Event()
+    if seconds is not None:
+        timer = threading.Timer(seconds, event.set)
+        timer.daemon = True
+        timer.start()
+    return event
+
+
 def _replay(arguments: argparse.Namespace, requests: list[Request], socket: str) -> int:
-    block_bytes: int = arguments.block_bytes
-    with Client(socket, block_bytes=block_bytes) as client:
+    sizes: BlockSizes = arguments.block_bytes
+    with Client(socket, block_bytes=sizes.largest) as client:
         wait_until_connected(client, CONNECT_TIMEOUT_S)
         if arguments.socket is None:
             wait_until_populated(client)
         before = read_counts(client.stats())
-        backlog = Backlog(client, block_bytes)
+        backlog = Backlog(client, sizes)
         driver = Driver(
-            client.namespace(namespace_name(block_bytes)),
-            block_bytes,
+            client.namespace(namespace_name(sizes)),
+            sizes,
             # At the trace's own pace the disk is part of what is replayed.
             on_stored=backlog.store if arguments.speed is None else None,
         )
         with Meter("replay", len(requests)) as meter:
             outcome = driver.replay(
-                requests, speed=arguments.speed, on_request=lambda request: meter.advance()
+                requests,
+                speed=arguments.speed,
+                stop=_time_is_up(arguments.seconds),
+                on_request=lambda request: meter.advance(),
             )
         counts = read_counts(client.stats()).since(before)
         refusals = dict(client.refusals)
@@ -233,7 +255,7 @@ def _replay(arguments: argparse.Namespace, requests: list[Request], socket: str)
         counts,
         refusals,
         source=_source(arguments),
-        block_bytes=block_bytes,
+        block_bytes=sizes,
         waited_s=backlog.waited_s,
     )
     if arguments.json:

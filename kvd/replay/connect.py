@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvd import Client, UnavailableError
 from kvd.protocol import MAX_BATCH_KEYS
 from kvd.replay.content import key_of
+from kvd.replay.sizes import BlockSizes, as_sizes
 
 CONNECT_TIMEOUT_S = 30.0
 RETRY_S = 0.01
@@ -18,9 +19,10 @@ CONTENT_VERSION = 1
 """Part of the namespace: changes with the way contents are derived from ids."""
 
 
-def namespace_name(block_bytes: int) -> str:
+def namespace_name(block_bytes: int | BlockSizes) -> str:
     """Return the namespace of replayed blocks, which differs wherever their bytes differ."""
-    return f"kvd-replay/content-{CONTENT_VERSION}/{block_bytes}"
+    sizes = "-".join(map(str, dict.fromkeys(as_sizes(block_bytes).all)))
+    return f"kvd-replay/content-{CONTENT_VERSION}/{sizes}"
 
 
 def wait_until_connected(client: Client, timeout_s: float = CONNECT_TIMEOUT_S) -> None:

@@ -56,12 +56,12 @@ def pattern(word_count: int) -> Words:
 
 
 class BlockContents:
-    """Generates and verifies blocks of one size.
+    """Generates and verifies blocks.
 
     Parameters
     ----------
     block_bytes : int
-        A positive multiple of 512.
+        The largest block's, a positive multiple of 512.
 
     Notes
     -----
@@ -79,8 +79,8 @@ class BlockContents:
         self._differs = np.empty(len(self._pattern), dtype=np.bool_)
 
     def fill(self, hash_id: int, words: Words) -> None:
-        """Write the block of this id into a buffer of ``block_bytes / 8`` words."""
-        np.bitwise_xor(self._pattern, np.uint64(mix(hash_id)), out=words)
+        """Write the block of this id and of the buffer's size, a multiple of 512 bytes."""
+        np.bitwise_xor(self._pattern[: len(words)], np.uint64(mix(hash_id)), out=words)
 
     def wrong_bytes(self, hash_id: int, words: Words, length: int) -> int:
         """Count the bytes of a block read back that are not what `fill` wrote.
@@ -90,19 +90,18 @@ class BlockContents:
         hash_id : int
             Whose block it should be.
         words : numpy.ndarray
-            The whole buffer, ``block_bytes / 8`` words.
+            As many as the block should have.
         length : int
             Bytes the read reported; every byte short of a block, or beyond one, is wrong.
         """
-        np.bitwise_xor(self._pattern, np.uint64(mix(hash_id)), out=self._expected)
-        np.not_equal(self._expected, words, out=self._differs)
-        if length == self.block_bytes and not self._differs.any():
+        expected, differs = self._expected[: len(words)], self._differs[: len(words)]
+        self.fill(hash_id, expected)
+        np.not_equal(expected, words, out=differs)
+        if length == words.nbytes and not differs.any():
             return 0
-        present = min(length, self.block_bytes)
-        expected = self._expected.view(np.uint8)[:present]
-        found = words.view(np.uint8)[:present]
-        differing = int(np.count_nonzero(expected != found))
-        return differing + abs(length - self.block_bytes)
+        present = min(length, words.nbytes)
+        same = expected.view(np.uint8)[:present] == words.view(np.uint8)[:present]
+        return present - int(np.count_nonzero(same)) + abs(length - words.nbytes)
 
     @staticmethod
     def poison(words: Words) -> None:

@@ -41,8 +41,10 @@ class Daemon:
         Holds the daemon's log and, where its path is short enough, the socket.
     long_path : pathlib.Path
         Long tier's directory; kept over `stop`, `kill` and the next `start`.
-    max_bytes, long_bytes, slot_bytes : int
-        Sizes of the arena, of the region and of their slots.
+    max_bytes, long_bytes : int
+        Sizes of the arena and of the region.
+    slot_bytes : int or str
+        Of the region's slots; several with commas between.
     arguments : sequence of str
         Further flags of the daemon.
     """
@@ -54,7 +56,7 @@ class Daemon:
         *,
         max_bytes: int,
         long_bytes: int,
-        slot_bytes: int,
+        slot_bytes: int | str,
         arguments: Sequence[str] = (),
     ) -> None:
         self.socket = directory / "kvd.sock"
@@ -199,7 +201,7 @@ def scratch_daemon(
     *,
     max_bytes: int,
     long_bytes: int,
-    slot_bytes: int,
+    slot_bytes: int | str,
     arguments: Sequence[str] = (),
 ) -> Iterator[Daemon]:
     """Make a daemon, not started, over a new directory below ``parent``; end and remove both."""

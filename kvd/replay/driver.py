@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvd.replay.buffers import BlockBuffers
-from kvd.replay.content import BlockContents, key_of
+from kvd.replay.content import WORD_BYTES, BlockContents, Words, key_of
 from kvd.replay.latency import Calls
+from kvd.replay.sizes import BlockSizes, as_sizes
 from kvd.replay.trace import Request
 
 BATCH_BYTES = 4 << 20
 """Blocks looked up by one call: enough to keep a disk busy, little enough to stay in cache."""
 
 MAX_BATCH_BLOCKS = 256
+MAX_BUFFER_BYTES = 64 << 20
 WRONG_IDS_KEPT = 16
 
 MEMORY = "memory"
@@ -88,8 +90,8 @@ class Driver:
     ----------
     blocks : BlockClient
         The namespace to read and write.
-    block_bytes : int
-        Size of every block, a multiple of 512.
+    block_bytes : int or BlockSizes
+        Size of every block, a multiple of 512; or sizes, of which each block has one.
     on_stored : callable, optional
         Told the hash ids that a ``put_many`` acknowledged, in order.
 
@@ -102,16 +104,17 @@ class Driver:
     def __init__(
         self,
         blocks: BlockClient,
-        block_bytes: int,
+        block_bytes: int | BlockSizes,
         *,
         on_stored: Callable[[list[int]], None] | None = None,
     ) -> None:
         self.outcome = Outcome()
         self._blocks = blocks
-        self._block_bytes = block_bytes
-        self._contents = BlockContents(block_bytes)
-        self._batch = max(1, min(MAX_BATCH_BLOCKS, BATCH_BYTES // block_bytes))
-        self._buffers = BlockBuffers(block_bytes, self._batch)
+        self._sizes = sizes = as_sizes(block_bytes)
+        self._contents = BlockContents(sizes.largest)
+        blocks_of_a_call = min(BATCH_BYTES // sizes.mean, MAX_BUFFER_BYTES // sizes.largest)
+        self._batch = max(1, min(MAX_BATCH_BLOCKS, blocks_of_a_call))
+        self._buffers = BlockBuffers(sizes.largest, self._batch)
         self._on_stored = on_stored
 
     def replay(
@@ -202,9 +205,8 @@ class Driver:
 
     def _look_up(self, ids: Sequence[int]) -> tuple[list[int | None], list[str | None], float]:
         """Read a batch and verify its hits; return lengths, tiers and the call's seconds."""
-        words = self._buffers.words
-        for row in range(len(ids)):
-            self._contents.poison(words[row])
+        for row, id_ in enumerate(ids):
+            self._contents.poison(self._words(row, id_))
         keys = [key_of(id_) for id_ in ids]
         tiers: list[str | None] = []
         began = time.perf_counter()
@@ -215,8 +217,12 @@ class Driver:
                 self._verify(ids[row], row, length)
         return lengths, tiers, seconds
 
+    def _words(self, row: int, hash_id: int) -> Words:
+        """Return as much of a row's buffer as the block of this id takes."""
+        return self._buffers.words[row][: self._sizes.of(hash_id) // WORD_BYTES]
+
     def _verify(self, hash_id: int, row: int, length: int) -> None:
-        wrong = self._contents.wrong_bytes(hash_id, self._buffers.words[row], length)
+        wrong = self._contents.wrong_bytes(hash_id, self._words(row, hash_id), length)
         if wrong:
             self.outcome.wrong_bytes += wrong
             self.outcome.wrong_blocks += 1
@@ -234,14 +240,15 @@ class Driver:
         out = self.outcome
         items: list[tuple[bytes, memoryview]] = []
         for hash_id, row in zip(ids, rows, strict=True):
-            self._contents.fill(hash_id, self._buffers.words[row])
-            items.append((key_of(hash_id), self._buffers.views[row]))
+            self._contents.fill(hash_id, self._words(row, hash_id))
+            size = self._sizes.of(hash_id)
+            items.append((key_of(hash_id), self._buffers.views[row][:size]))
         began = time.perf_counter()
         results = self._blocks.put_many(items)
         out.put_calls.add(time.perf_counter() - began, len(items))
         stored = [id_ for id_, kept in zip(ids, results, strict=True) if kept]
         out.puts_stored += len(stored)
         out.puts_refused += len(items) - len(stored)
-        out.put_bytes += len(stored) * self._block_bytes
+        out.put_bytes += sum(map(self._sizes.of, stored))
         if stored and self._on_stored is not None:
             self._on_stored(stored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -27,6 +29,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Probability, after every turn, that the user never comes back.
     systems : int
         System prompts shared by the conversations, the first the most used.
+    zipf : float
+        Exponent of the Zipf law by which a conversation chooses its system prompt; 0 for the
+        smaller of two equal draws.
     system_tokens, message_tokens, reply_tokens : int
         Length of each system prompt (exact), of a user's message and of an answer.
     interval_ms : float
@@ -38,6 +43,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     turns: int = 6
     abandon: float = 0.1
     systems: int = 4
+    zipf: float = 0.0
     system_tokens: int = 4096
     message_tokens: int = 1500
     reply_tokens: int = 500
@@ -47,7 +53,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for field in ("conversations", "concurrent", "turns", "systems"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
-        for field in ("system_tokens", "message_tokens", "reply_tokens", "interval_ms"):
+        for field in ("system_tokens", "message_tokens", "reply_tokens", "interval_ms", "zipf"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, not {getattr(self, field)}")
         if not 0.0 <= self.abandon <= 1.0:
@@ -86,6 +92,10 @@ class _Draw:
 
     def below(self, count: int) -> int:
         return int(self._random() * count)
+
+    def under(self, cumulated: list[float]) -> int:
+        """Return an index, each as likely as its share of the last of growing sums."""
+        return bisect.bisect_right(cumulated, self._random() * cumulated[-1])
 
     def chance(self, probability: float) -> bool:
         return self._random() < probability
@@ -147,13 +157,17 @@ def generate(
     ids = _Ids()
     whole = shape.system_tokens // TOKENS_PER_BLOCK
     systems = [ids.take(whole) for _ in range(shape.systems)]
+    shares = list(itertools.accumulate((1.0 + n) ** -shape.zipf for n in range(shape.systems)))
     waiting = shape.conversations
     active: list[_Conversation] = []
     produced = 0
     while limit is None or produced < limit:
         while waiting and len(active) < shape.concurrent:
-            # The smaller of two draws: a few system prompts carry most of the traffic.
-            which = min(draw.below(shape.systems), draw.below(shape.systems))
+            if shape.zipf:
+                which = draw.under(shares)
+            else:
+                # The smaller of two draws: a few system prompts carry most of the traffic.
+                which = min(draw.below(shape.systems), draw.below(shape.systems))
             turns = 1 + draw.below(2 * shape.turns - 1)
             active.append(_Conversation(systems[which], shape.system_tokens, turns))
             waiting -= 1

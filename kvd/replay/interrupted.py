@@ -22,6 +22,7 @@ from kvd.replay.ledger import Ledger, Verdict
 from kvd.replay.progress import Meter
 from kvd.replay.readback import read_back
 from kvd.replay.report import DaemonCounts
+from kvd.replay.sizes import BlockSizes, as_sizes
 from kvd.replay.trace import Request
 
 FLUSH_AT = 0.8
@@ -58,7 +59,7 @@ class InterruptedReplay:
         Not running yet.
     requests : list of Request
         The whole workload.
-    block_bytes : int
+    block_bytes : int or BlockSizes
         Size of its blocks.
 
     Attributes
@@ -69,7 +70,9 @@ class InterruptedReplay:
         Blocks the client could not store, by reason.
     """
 
-    def __init__(self, daemon: Daemon, requests: list[Request], block_bytes: int) -> None:
+    def __init__(
+        self, daemon: Daemon, requests: list[Request], block_bytes: int | BlockSizes
+    ) -> None:
         self._daemon = daemon
         self._requests = requests
         self._block_bytes = block_bytes
@@ -83,7 +86,9 @@ class InterruptedReplay:
         stream = iter(self._requests)
         self._daemon.start()
         # One client for both halves: it has to find the restarted daemon by itself.
-        with Client(str(self._daemon.socket), block_bytes=self._block_bytes) as client:
+        with Client(
+            str(self._daemon.socket), block_bytes=as_sizes(self._block_bytes).largest
+        ) as client:
             before = self._until_killed(client, stream)
             reopening = self._reopen()
             wait_until_connected(client)
@@ -167,7 +172,9 @@ class InterruptedReplay:
         unconfirmed = self._ledger.waiting()
         self._ledger.forget_unconfirmed()
         seconds = self._daemon.start()
-        with Client(str(self._daemon.socket), block_bytes=self._block_bytes) as client:
+        with Client(
+            str(self._daemon.socket), block_bytes=as_sizes(self._block_bytes).largest
+        ) as client:
             wait_until_connected(client)
             long = client.stats().long
             driver = Driver(client.namespace(self._name), self._block_bytes)

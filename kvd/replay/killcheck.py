@@ -25,6 +25,7 @@ from kvd.replay.driver import Driver
 from kvd.replay.killer import Killer
 from kvd.replay.ledger import Ledger
 from kvd.replay.readback import read_back
+from kvd.replay.sizes import BlockSizes, as_sizes
 from kvd.replay.trace import Request
 
 MIN_RUN_S = 0.05
@@ -79,7 +80,7 @@ class KillCheck:
         Not running; it is left not running.
     requests : sequence of Request
         Replayed again and again, each pass under new ids.
-    block_bytes : int
+    block_bytes : int or BlockSizes
         Size of the blocks.
     seed : int
         Chooses every moment and every confirmation.
@@ -93,7 +94,7 @@ class KillCheck:
         self,
         daemon: Daemon,
         requests: Sequence[Request],
-        block_bytes: int,
+        block_bytes: int | BlockSizes,
         *,
         seed: int,
         max_run_s: float = 3.0,
@@ -211,7 +212,7 @@ class KillCheck:
         )
 
     def _plain_client(self, daemon: Daemon) -> Client:
-        return Client(str(daemon.socket), block_bytes=self._block_bytes)
+        return Client(str(daemon.socket), block_bytes=as_sizes(self._block_bytes).largest)
 
 
 def _passes(requests: Sequence[Request]) -> Iterator[Request]:

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from kvd.replay.driver import LONG, MEMORY, Outcome
 from kvd.replay.latency import Calls
+from kvd.replay.sizes import BlockSizes, as_sizes
 from tablespace import format_size
 
-PERCENTS = (50.0, 90.0, 99.0)
+PERCENTS = (50.0, 95.0, 99.0)
 PLAIN_WIDTH = 100
 """Columns of a table that does not go to a terminal."""
 
@@ -22,7 +23,7 @@ class Latency(msgspec.Struct, frozen=True):
     """Percentiles in microseconds; None where nothing was timed."""
 
     p50: float | None
-    p90: float | None
+    p95: float | None
     p99: float | None
 
 
@@ -51,7 +52,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
     """One replay, as ``--json`` prints it."""
 
     source: str
-    block_bytes: int
+    block_bytes: list[int]
     requests: int
     references: int
     seconds: float
@@ -102,7 +103,7 @@ def build(
     refusals: dict[str, int],
     *,
     source: str,
-    block_bytes: int,
+    block_bytes: int | BlockSizes,
     waited_s: float = 0.0,
 ) -> ReplayReport:
     """Return the report of a replay.
@@ -117,7 +118,7 @@ def build(
         Blocks that were not stored, by the client's reasons.
     source : str
         The trace's name, or how it was generated.
-    block_bytes : int
+    block_bytes : int or BlockSizes
         Size of the blocks.
     waited_s : float
         Of the replay's seconds, those spent waiting for the disk to catch up.
@@ -125,7 +126,7 @@ def build(
     evictions = {MEMORY: counts.memory_evictions, LONG: counts.long_evictions}
     return ReplayReport(
         source=source,
-        block_bytes=block_bytes,
+        block_bytes=as_sizes(block_bytes).all,
         requests=outcome.requests,
         references=outcome.references,
         seconds=round(outcome.seconds, 3),
@@ -181,13 +182,14 @@ def narrow_table(title: str, caption: str | None = None) -> Table:
 
 def show(report: ReplayReport) -> None:
     """Print the report as one table."""
+    size = BlockSizes(report.block_bytes[0], report.block_bytes[-1])
     table = narrow_table(
         title=f"{report.source}: {report.requests:,} requests, {report.references:,} blocks of "
-        f"{format_size(report.block_bytes)} in {report.seconds:.1f} s",
+        f"{size} in {report.seconds:.1f} s",
         caption="us: a call's time by its blocks; a call counts for the slowest tier it touched",
     )
     table.add_column("", no_wrap=True)
-    for heading in ("blocks", "bytes", "evictions", "p50 us", "p90 us", "p99 us", "call p99 ms"):
+    for heading in ("blocks", "bytes", "evictions", "p50 us", "p95 us", "p99 us", "call p99 ms"):
         table.add_column(heading, justify="right")
     for name, tier in report.tiers.items():
         row = [f"{tier.hits:,}", format_size(tier.bytes), f"{tier.evictions:,}"]
@@ -217,6 +219,6 @@ def show(report: ReplayReport) -> None:
 
 
 def _cells(block: Latency, batch: Latency) -> list[str]:
-    micros = ["-" if value is None else f"{value:,.1f}" for value in (block.p50, block.p90)]
+    micros = ["-" if value is None else f"{value:,.1f}" for value in (block.p50, block.p95)]
     micros.append("-" if block.p99 is None else f"{block.p99:,.1f}")
     return [*micros, "-" if batch.p99 is None else f"{batch.p99 / 1e3:,.2f}"]

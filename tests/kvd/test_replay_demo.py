@@ -59,7 +59,7 @@ def test_missing_room_is_named_with_its_remedy(
 def test_failing_daemon_is_reported_and_the_last_line_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "BLOCK_BYTES", 1000)  # No slot size: the daemon refuses it.
+    monkeypatch.setattr(demo, "BLOCK_BYTES", 512)  # No slot size: the daemon refuses it.
     assert demo.main([f"--dir={tmp_path}"]) == 1
     shown = capsys.readouterr()
     assert "kvd demo: " in shown.err

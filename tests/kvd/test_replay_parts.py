@@ -435,7 +435,7 @@ def test_report_is_one_json_document_with_nulls_where_nothing_was_timed() -> Non
     found = json.loads(as_json(report))
     assert found["tiers"]["memory"]["evictions"] == 3
     assert found["tiers"]["long"]["evictions"] == 4
-    assert found["tiers"]["long"]["block_us"] == {"p50": None, "p90": None, "p99": None}
+    assert found["tiers"]["long"]["block_us"] == {"p50": None, "p95": None, "p99": None}
     assert found["puts"]["stored"] == 2
     assert found["puts"]["refusals"] == {"no_room": 6}
     assert found["puts"]["block_us"]["p50"] > 0
