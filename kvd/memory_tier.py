@@ -172,10 +172,16 @@ class MemoryTier:
         for position, size in enumerate(sizes):
             for size_class in self.classes.holding(size)[:1]:
                 by_class.setdefault(size_class, []).append(position)
-        for size_class, positions in by_class.items():
-            room = self._make_room(size_class, len(positions))
-            for position in positions[:room]:
+        left: list[int] = []
+        for size_class in self.classes:
+            wanted = left + by_class.get(size_class, [])
+            if not wanted:
+                continue
+            room = self._make_room(size_class, len(wanted))
+            for position in wanted[:room]:
                 slots[position] = self.slabs.take(size_class)
+            # What a class that gets no slab cannot take is served by the next larger one.
+            left = [] if size_class.slabs else wanted[room:]
         reserved = [slot for slot in slots if slot != NO_SLOT]
         self.counters.no_room += len(slots) - len(reserved)
         self.reserved_slots += len(reserved)

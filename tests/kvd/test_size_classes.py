@@ -304,7 +304,13 @@ class TestSlabs:
         tier.memory.protect(tier.memory.find(tier.space, b"7"))
         found = tier.store(b"k", bytes(20 * K))
         assert found is not None and found.slot_bytes == 32 * K
-        assert tier.memory.reserve_many([20 * K] * 2) == [NO_SLOT] * 2
+        many = tier.memory.reserve_many([20 * K] * 2 + [32 * K])
+        assert {tier.memory.arena.slot_bytes_of(slot) for slot in many} == {32 * K}
+        # No more than there is, whichever class is asked.
+        more = [slot for slot in tier.memory.reserve_many([20 * K] * 8) if slot != NO_SLOT]
+        assert len(more) < 8
+        for slot in (*many, *more):
+            tier.memory.unreserve(slot)
         tier.check()
 
 
