@@ -21,7 +21,6 @@ from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io, open_queue
 from tablespace.journal import JOURNAL_BACKUP_NAME, decode_header, identify_by_journal
 from tablespace.layout import container_name
-from tablespace.opening import holds_records
 from tablespace.recovery import Loaded, find_leftovers, load_index, new_index, recover
 from tablespace.recovery_report import Damage
 from tablespace.region import REGION_NAME, Region, RegionLock, decode_region
@@ -29,6 +28,7 @@ from tablespace.reserve import Reserve
 from tablespace.resize import CONTAINERS, find_surplus_containers, remove_surplus_containers
 from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, load_snapshot
 from tablespace.stats import slot_counts
+from tablespace.unfinished import cut_short, holds_records, is_unwritten
 from tablespace.verification import DamagedValue, Progress, verify_values
 
 REPAIR_DEPTH = 32
@@ -130,7 +130,7 @@ def check(
     Raises
     ------
     FileNotFoundError
-        There is no region.
+        There is no region, or the making of one was cut short.
     BusyError
         A writer has it open.
     CorruptionError
@@ -200,6 +200,8 @@ class _Check:
             return decode_region(data, f"{self.directory.path}/{REGION_NAME}")
         except CorruptionError as error:
             if not holds_records(self.directory):
+                if is_unwritten(data):
+                    raise cut_short(self.directory) from None
                 raise
             known = identify_by_journal(self.directory)
             if known is None:

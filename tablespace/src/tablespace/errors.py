@@ -17,12 +17,16 @@ class ValueTooLargeError(TablespaceError, ValueError):
     key : bytes
         Whose value it is.
     value_bytes, slot_bytes : int
+        With `more`, that of the value is what was read of it.
     """
 
-    def __init__(self, key: bytes, value_bytes: int, slot_bytes: int) -> None:
+    def __init__(
+        self, key: bytes, value_bytes: int, slot_bytes: int, *, more: bool = False
+    ) -> None:
         super().__init__(
-            f"value of {value_bytes} bytes of key {key.hex()} is larger than the largest slot of "
-            f"{slot_bytes} bytes. Remedy: a region with larger slots (slot_bytes)"
+            f"value of {'more than ' if more else ''}{value_bytes} bytes of key hex:{key.hex()} "
+            f"is larger than the largest slot of {slot_bytes} bytes. Remedy: a region with larger "
+            "slots (slot_bytes)"
         )
         self.key = key
         self.value_bytes = value_bytes

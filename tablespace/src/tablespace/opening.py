@@ -25,12 +25,7 @@ from tablespace.io.deadline import timeout_ns
 from tablespace.io.device import Device
 from tablespace.io.directory import Directory, PosixDirectory
 from tablespace.io.open import IoChoice, choose_io
-from tablespace.journal import (
-    JOURNAL_BACKUP_NAME,
-    JOURNAL_FILES,
-    JOURNAL_NAME,
-    identify_by_journal,
-)
+from tablespace.journal import JOURNAL_FILES, identify_by_journal
 from tablespace.layout import (
     Geometry,
     format_size,
@@ -63,9 +58,10 @@ from tablespace.resize import (
     remove_surplus_containers,
     shrink_index,
 )
-from tablespace.snapshot import SNAPSHOT_BACKUP_NAME, SNAPSHOT_FILES, SNAPSHOT_NAME
+from tablespace.snapshot import SNAPSHOT_FILES
 from tablespace.spare import give_up
 from tablespace.store import Store
+from tablespace.unfinished import cut_short, holds_records
 from tablespace.verification import verify_values
 
 logger = logging.getLogger("tablespace")
@@ -132,7 +128,8 @@ def open_store(
     path : path
         The region's directory.
     max_bytes : int or str, optional
-        Budget for containers, rounded down to whole ones; 64 GiB for a new region. An existing
+        Budget for containers, rounded down to whole ones; 64 GiB for a new region, whose space
+        is taken at once. An existing
         region is grown or shrunk to it, data kept as far as it fits; without it, it stays as it
         is.
     container_bytes : int or str, optional
@@ -274,8 +271,14 @@ def open_directory(
     prewrite: bool = True,
 ) -> Store:
     """Open a region over any `Directory`; `open_store` gives the real one."""
-    if not create and not directory.exists(REGION_NAME):
-        raise FileNotFoundError(errno.ENOENT, "no region here (and create=False)", directory.path)
+    if not directory.exists(REGION_NAME):
+        if not create:
+            raise FileNotFoundError(
+                errno.ENOENT, "no region here (and create=False)", directory.path
+            )
+        if not holds_records(directory):
+            # Before the first file, so that a refusal leaves nothing behind.
+            check_room(directory, "the region", range(geometry.containers), geometry)
     directory.make("")
     lock = RegionLock(directory, break_lock)
     devices: list[Device] = []
@@ -284,11 +287,7 @@ def open_directory(
         notes: list[str] = []
         region = _read_or_begin(directory, lock, recover_mode, notes)
         if region is None and not create and not notes:
-            raise FileNotFoundError(
-                errno.ENOENT,
-                "no region here (and create=False): making one was cut short",
-                directory.path,
-            )
+            raise cut_short(directory)
         directory.make(CONTAINERS)
         choice = choose_io(directory, io_mode, io_engine)
         choice.reasons.append(durability.reason)
@@ -435,25 +434,6 @@ def _read_or_begin(
     lock.write(known)
     directory.sync()
     return known
-
-
-def holds_records(directory: Directory) -> bool:
-    """Say whether a directory without a sound region.json was ever a region in use."""
-    for name in (JOURNAL_NAME, JOURNAL_BACKUP_NAME, SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME):
-        if not directory.exists(name):
-            continue
-        device = directory.open(name)
-        try:
-            head = device.read_at(0, min(device.size_bytes, 1 << 16))
-        finally:
-            device.close()
-        # The files of a region in the making: a header alone, or header and end of no entries.
-        lines = [line for line in head.split(b"\n") if line]
-        if name in (JOURNAL_NAME, JOURNAL_BACKUP_NAME) and len(lines) > 1:
-            return True
-        if name in (SNAPSHOT_NAME, SNAPSHOT_BACKUP_NAME) and b'"count":0,' not in head:
-            return True
-    return False
 
 
 def _create(

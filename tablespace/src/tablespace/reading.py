@@ -154,8 +154,8 @@ class Reads(ABC):
         if where is not None:
             self._committer.dropped.append((exact_key(key), *where))
             logger.warning(
-                "%s: the value of key %s failed its checksum or could not be read; dropped, slot "
-                "%d of container %d is to be tested",
+                "%s: the value of key hex:%s failed its checksum or could not be read; dropped, "
+                "slot %d of container %d is to be tested",
                 self._directory.path,
                 key.hex(),
                 where[1],

@@ -152,7 +152,10 @@ def read_region(directory: Directory) -> Region:
         device.close()
     if not data.strip(b"\0"):
         raise FileNotFoundError(
-            errno.ENOENT, "no region here yet: a writer may be making it", directory.path
+            errno.ENOENT,
+            "no region here yet: a writer may be making it, or was cut short at that. Remedy: "
+            "wait for it; where there is none, 'python -m tablespace check' says what is here",
+            directory.path,
         )
     return decode_region(data, device.path)
 

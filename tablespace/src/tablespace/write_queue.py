@@ -258,7 +258,7 @@ class WriteQueue:
         self.dropped += len(keys)
         if first:
             logger.warning(
-                "%s: %d queued blocks (the first of key %s) were not stored: %s; said once, "
+                "%s: %d queued blocks (the first of key hex:%s) were not stored: %s; said once, "
                 "counted in queue_dropped, raised by flush()",
                 self._path,
                 len(keys),

@@ -98,11 +98,13 @@ def test_an_item_is_a_pair_or_a_triple(
 
 def test_the_key_of_what_does_not_fit_is_named(open_small: Opener) -> None:
     store = open_small()
-    with pytest.raises(tablespace.ValueTooLargeError, match="4097 bytes of key 6232 ") as caught:
+    with pytest.raises(
+        tablespace.ValueTooLargeError, match="4097 bytes of key hex:6232 "
+    ) as caught:
         store.put_many([(b"b1", b"x"), (b"b2", bytes(4097))])
     assert caught.value.key == b"b2" and len(store) == 0
     store.put(b"b3", b"xyz")
-    with pytest.raises(ValueError, match=r"key 6233 \(number 1\) has 2 bytes, its value 3\."):
+    with pytest.raises(ValueError, match=r"key hex:6233 \(number 1\) has 2 bytes, its value 3\."):
         store.get_many_into([b"none", b"b3"], [bytearray(8), bytearray(2)])
 
 

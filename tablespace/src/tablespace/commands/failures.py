@@ -48,7 +48,8 @@ def message_of(error: BaseException) -> str:
 def _remedy(error: BaseException) -> str:
     if isinstance(error, OSError):
         return _REMEDIES.get(error.errno or 0, _OTHERWISE)
-    if isinstance(error, TablespaceError):
+    # Those of arguments and sizes are ValueErrors as well.
+    if isinstance(error, TablespaceError) and not isinstance(error, ValueError):
         return "open the region again; 'python -m tablespace check' says what is damaged"
     return "see --help of the command"
 

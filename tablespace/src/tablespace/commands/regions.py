@@ -7,9 +7,10 @@ from typing import Any
 
 from tablespace.commands.progress import Progress
 from tablespace.io.directory import PosixDirectory
-from tablespace.opening import holds_records, open_store
+from tablespace.opening import open_store
 from tablespace.region import REGION_NAME
 from tablespace.store import Store
+from tablespace.unfinished import cut_short, holds_records, is_cut_short
 
 
 def open_for_reading(path: str) -> Store:
@@ -41,7 +42,7 @@ def open_for_writing(path: str, **options: Any) -> Store:
 
 
 def holds_region(path: str) -> bool:
-    """Say whether there is a region at a path.
+    """Say whether there is a region at a path; one whose making was cut short is none.
 
     Raises
     ------
@@ -50,13 +51,24 @@ def holds_region(path: str) -> bool:
     """
     directory = PosixDirectory(path)
     # Listing tells a directory that may not be read from one without a region.
-    return directory.exists(REGION_NAME) or REGION_NAME in directory.list()
+    if not directory.exists(REGION_NAME) and REGION_NAME not in directory.list():
+        return False
+    return not is_cut_short(directory)
+
+
+def other_files(path: str) -> list[str]:
+    """List what is in a directory where a region is about to be made for the first time."""
+    names = PosixDirectory(path).list()
+    return [] if REGION_NAME in names else [name for name in names if name != "lost+found"]
 
 
 def no_region(path: str) -> FileNotFoundError:
     """Return the error of a path where `holds_region` found none."""
+    directory = PosixDirectory(path)
+    if directory.exists(REGION_NAME):
+        return cut_short(directory)
     what = "no region here. Remedy: name the directory of a region"
-    if holds_records(PosixDirectory(path)):
+    if holds_records(directory):
         what = (
             f"{REGION_NAME} is missing, other files of a region are here. Remedy: "
             "'python -m tablespace check --repair' writes it anew"

@@ -10,7 +10,12 @@ from typing import Any
 from tablespace.commands.failures import CANNOT, FINE, FOUND, ArgumentsError
 from tablespace.commands.keys import printable
 from tablespace.commands.output import Output
-from tablespace.commands.regions import holds_region, open_for_reading, open_for_writing
+from tablespace.commands.regions import (
+    holds_region,
+    open_for_reading,
+    open_for_writing,
+    other_files,
+)
 from tablespace.errors import ValueTooLargeError
 from tablespace.io.streams import read_up_to, write_file
 
@@ -70,14 +75,24 @@ def run_put(options: argparse.Namespace, output: Output) -> int:
             "--slot-bytes is of a region that --create makes. Remedy: leave it out, or add sizes "
             "to a region with tablespace.open"
         )
+    others: list[str] = []
     opening: dict[str, Any] = {"on_full": "evict" if options.evict else "reject"}
     if options.create is not None and not holds_region(options.path):
         opening |= {"create": True, "max_bytes": options.create, "slot_bytes": options.slot_bytes}
+        others = other_files(options.path)
     with open_for_writing(options.path, **opening) as store:
+        if others:
+            print(
+                f"tablespace: warning: {options.path} was not empty ({', '.join(others[:3])}"
+                f"{', ...' if len(others) > 3 else ''}); a region was made beside that. Remedy: "
+                "none needed, or a directory of its own",
+                file=sys.stderr,
+            )
         limit_bytes = store.stats().slot_bytes
         value = read_up_to(options.file, limit_bytes)
         if len(value) > limit_bytes:
-            raise ValueTooLargeError(options.key, len(value), limit_bytes)
+            # Not read to its end: it may have none.
+            raise ValueTooLargeError(options.key, limit_bytes, limit_bytes, more=True)
         replaced = options.key in store
         store.put(options.key, value, metadata=options.metadata)
         entry = store.stat(options.key)

@@ -74,7 +74,7 @@ class Directory(Protocol):
         """Say whether `name` still names the open file."""
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the file system."""
+        """Return the free bytes of the file system, also before the directory is made."""
 
     def queue(self, engine: str, depth: int) -> IoQueue:
         """Make a queue for files of this directory."""
@@ -195,7 +195,10 @@ class PosixDirectory:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self.path)
+        at = self.path
+        while not os.path.isdir(at):
+            at = os.path.dirname(at)
+        found = os.statvfs(at)
         return found.f_bavail * found.f_frsize
 
     def queue(self, engine: str, depth: int) -> IoQueue:

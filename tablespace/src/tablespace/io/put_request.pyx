@@ -206,7 +206,7 @@ cdef class PutRequest(Request):
                 out[at] = False
             elif self.blocks[at].result < 0:
                 code = <int>-self.blocks[at].result
-                which = f"block {at} of the put (key {self.keys[at].hex()})"
+                which = f"block {at} of the put (key hex:{self.keys[at].hex()})"
                 if code == ENOSPC or code == EDQUOT:
                     raise FullError(f"{os.strerror(code)} while writing {which}; it is not "
                                     "stored. Remedy: free space on that file system")

@@ -203,8 +203,8 @@ cdef class ReadBatch:
                     read.room = <size_t>read.view.len
                     if read.room < max(read.raw, read.length):
                         raise ValueError(
-                            f"the buffer for key {key.hex()} (number {at}) has {read.room} bytes, "
-                            f"its value {read.raw or read.length}. Remedy: a longer buffer")
+                            f"the buffer for key hex:{key.hex()} (number {at}) has {read.room} "
+                            f"bytes, its value {read.raw or read.length}. Remedy: a longer buffer")
                 if read.raw or not read.held:
                     value = PyBytes_FromStringAndSize(NULL, read.length)
                     read.target = <unsigned char *>PyBytes_AS_STRING(value)
