@@ -8,6 +8,7 @@ their indexes in memory, so what was written before stays found; and deleted on 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -367,7 +368,11 @@ class LongPaths:
     # -- coming back ---------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Try what is down and due."""
+        """Try what is down and due, and note how old entries are where nothing is written."""
+        for tier in self.tiers:
+            if tier.ledger.ages.falls_due():
+                with contextlib.suppress(ClosedError):  # The daemon is stopping: it is saved then.
+                    tier.on_writer(tier.ledger.ages.save)
         for source in self.sources:
             if source.health.is_due and source not in self._being_revived:
                 self._being_revived.add(source)

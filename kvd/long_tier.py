@@ -311,6 +311,7 @@ class LongTier(PathRegion):
             # The store may not be closed under a call; what has not begun is not begun.
             threads.shutdown(wait=True, cancel_futures=True)
         if self._store is not None:
+            self.ledger.ages.save()
             self._store.close()
             self._store = None
 

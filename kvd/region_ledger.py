@@ -35,6 +35,8 @@ class RegionLedger:
 
     Attributes
     ----------
+    ages : Ages
+        Of its entries.
     quotas : Quotas
         Those of the whole long tier, once there is a cache.
     rejected_writes : int
@@ -45,7 +47,7 @@ class RegionLedger:
         self.census = Census()
         self.quotas = Quotas([self])
         self.rejected_writes = 0
-        self._ages = Ages(directory)
+        self.ages = Ages(directory)
         self._region = region
 
     # -- what the path tells -------------------------------------------------------------------
@@ -57,7 +59,7 @@ class RegionLedger:
 
     def opened(self, store: Store) -> None:
         """Take over what a region just opened for writing has."""
-        self._ages.begin(self.census.measure(store))
+        self.ages.begin(self.census.measure(store))
 
     def admits(self, key: bytes, length: int) -> bool:
         """Return whether a new value may be written under its quota; if so it counts from now."""
@@ -114,7 +116,7 @@ class RegionLedger:
             self.census.wrote(keys, written, lengths)
         last = store.stat(keys[-1])
         if last is not None:
-            self._ages.seen(last.seq)
+            self.ages.seen(last.seq)
         return written, problem
 
     def read(self, keys: Iterable[bytes]) -> None:
@@ -147,6 +149,6 @@ class RegionLedger:
     def _rows(self, store: Store, selection: Selection) -> list[region_purge.Row]:
         limit = None
         if selection.older_than_s is not None:
-            limit = self._ages.older_than(selection.older_than_s)
+            limit = self.ages.older_than(selection.older_than_s)
         keys = self.census.keys(selection.prefixes)
         return region_purge.rows_of(store, self.census, keys, limit)

@@ -129,6 +129,60 @@ def test_ages_are_never_taken_for_more_than_they_are(tmp_path):
     assert again.older_than(1500, now=3000.0) == 10
 
 
+def test_ages_grow_while_nothing_is_written(tmp_path):
+    """A point was set by a later write only: on an idle daemon an age stood still."""
+    ages = Ages(tmp_path)
+    ages.begin(10, now=1000.0)
+    ages.seen(20, now=1590.0)
+    assert ages.older_than(420, now=2220.0) == 20
+    assert ages.older_than(631, now=2220.0) == 10
+    assert not ages.falls_due(now=1599.0) and ages.falls_due(now=1600.0)
+    assert not ages.falls_due(now=1601.0)  # Asked each second, and written by another thread.
+    ages.save(now=1601.0)
+    assert not ages.falls_due(now=9000.0)  # Nothing is new.
+    again = Ages(tmp_path)
+    again.begin(20, now=5000.0)
+    assert again.older_than(3410, now=5000.0) == 20
+    assert again.older_than(3411, now=5000.0) == 10
+
+
+def test_what_was_written_last_has_its_age_after_a_stop(tmp_path):
+    ages = Ages(tmp_path)
+    ages.begin(10, now=1000.0)
+    ages.seen(20, now=1001.0)
+    ages.save(now=1300.0)
+    again = Ages(tmp_path)
+    again.begin(20, now=2000.0)
+    assert again.older_than(999, now=2000.0) == 20
+    ages.begin(15, now=3000.0)  # A tail was lost; its numbers are given again.
+    ages.seen(16, now=4000.0)
+    assert ages.older_than(0, now=4000.0) == 16
+
+
+def test_a_clock_set_back_while_nothing_is_written_makes_nothing_older(tmp_path):
+    ages = Ages(tmp_path)
+    ages.begin(10, now=9000.0)
+    ages.seen(20, now=9100.0)
+    assert ages.older_than(0, now=2000.0) == -1
+    assert ages.falls_due(now=2000.0)
+    ages.save(now=2000.0)
+    assert ages.older_than(0, now=2000.0) == 20 and ages.older_than(1, now=2000.0) == -1
+
+
+def test_an_idle_daemon_notes_ages(on_rig, monkeypatch):
+    async def scenario(rig):
+        await rig.only_on_disk({b"k": b"v"})
+        ages = rig.long.ledger.ages
+        seq = ages._latest
+        monkeypatch.setattr(ages, "_noted_at", 1.0)
+        assert ages._points[-1][1] < seq
+        rig.cache.tick()
+        await rig.long.on_writer(int)
+        assert ages._points[-1][1] == seq
+
+    on_rig(scenario)
+
+
 def test_numbers_given_twice_do_not_make_young_entries_old(tmp_path):
     """A region that lost its tail, or was started empty, gives the same numbers again."""
     ages = Ages(tmp_path)

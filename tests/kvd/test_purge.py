@@ -351,7 +351,7 @@ def test_a_read_under_way_does_not_bring_back_what_is_purged(on_rig, request_):
 def test_a_read_under_way_does_not_bring_back_what_is_purged_by_age(on_rig):
     async def scenario(rig):
         await rig.only_on_disk({b"k": b"v"})
-        await rig.long.on_writer(rig.long.ledger._ages.note, 1 << 40, time.time() - 3600)
+        await rig.long.on_writer(rig.long.ledger.ages.note, 1 << 40, time.time() - 3600)
         await rig.only_on_disk({b"young": b"w"})
         gate = rig.gate("read")
         reading = asyncio.create_task(rig.get(b"k"))
