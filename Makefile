@@ -47,6 +47,7 @@ $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 
 $(VENV)/.tools: pyproject.toml setup.py tablespace/pyproject.toml requirements-dev.txt
 	@$(PYTHON) tools/preflight.py
+	@echo "setting up $(VENV): what requirements-dev.txt names, then both packages; some 2 minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --requirement requirements-dev.txt
 	@touch $@

@@ -15,6 +15,8 @@ import pytest
 import tablespace
 from kvd import codec, config, protocol
 from kvd.policy import cli as size
+from kvd.replay import cli as replay
+from kvd.soak import cli as soak
 from tablespace import checksum64
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -231,12 +233,13 @@ def test_frames_shown_as_bytes_are_frames() -> None:
 def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config.parse(["--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + size.parser().format_help()))
+    tools = "".join(tool.parser().format_help() for tool in (replay, size, soak))
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + tools))
     for name in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         block = "\n".join(
             line
             for line in text_of(name).splitlines()
-            if not any(word in line for word in ("replay", "pip", "statctl"))
+            if not any(word in line for word in ("pip", "statctl"))
         )
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", block):
             assert flag in known, f"{name}: {flag}"

@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvd import demo
 from kvd.config import all_flags
 from kvd.config.command_line import COMMAND_LINE_ONLY
 from kvd.config.file import read_file
 from kvd.config.names import flag_of_variable
+from kvd.policy import cli as size
+from kvd.replay import cli as replay
+from kvd.results import Status
 from kvd.sight.exported import exported
+from kvd.soak import cli as soak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 URL = re.compile(r"(http://127\.0\.0\.1:\d+)/ for a browser")
-OF_OTHERS = {"--now", "--block-tokens"}  # Of systemctl and statctl.
+OF_OTHERS = {"--now", "--block-tokens", "--version"}  # Of systemctl, statctl, argparse.
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +129,34 @@ def test_the_file_in_the_kubernetes_example_has_known_names(tmp_path):
     assert flags["metrics"].value(given["metrics"].text)[1] == int(port)
     assert f'prometheus.io/port: "{port}"' in text
     assert f"KVD_SOCKET, value: {given['socket'].text}" in text
+
+
+def test_the_file_in_operations_is_one_that_the_unit_can_use(tmp_path):
+    """The unit's own directories are in it, and what every engine can reach is its socket."""
+    path = tmp_path / "kvd.toml"
+    path.write_text(re.search(r"```toml\n(.*?)```", page("operations.md"), re.S)[1])
+    flags = all_flags()
+    given = read_file(str(path), flags)
+    for field, each in given.items():
+        if field != "long_path":
+            flags[field].value(each.text)
+    unit = page("kvd.service")
+    socket = re.search(r"^ExecStart=.* --socket (\S+)$", unit, re.M)[1]
+    assert socket == f"/run/{re.search(r'^RuntimeDirectory=(.+)$', unit, re.M)[1]}/kvd.sock"
+    assert f"KVD_SOCKET={socket}" in unit and f"KVD_SOCKET={socket}" in page("operations.md")
+    assert given["long_path"].text == f"/var/lib/{re.search('StateDirectory=(.+)', unit)[1]}"
+    assert "socket" not in given  # The unit's flag would win.
+
+
+def test_tools_names_every_flag_of_the_tools():
+    for tool in (demo, replay, size, soak):
+        for flag in re.findall(r"(?<![\w-])--[a-z-]+", tool.parser().format_help()):
+            assert flag == "--help" or f"| `{flag}" in page("tools.md"), flag
+
+
+def test_admin_names_every_key_of_the_status():
+    table = page("admin.md").partition("## kvd status")[2].partition("\n\nCounters")[0]
+    assert set(Status.__struct_fields__) <= set(re.findall(r"`(\w+)`", table))
 
 
 def test_old_names_stand_for_what_the_page_says():
