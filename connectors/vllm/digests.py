@@ -8,12 +8,15 @@ is loaded.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import kvd
 from kvd_connectors.vllm.counts import Counts
-from kvd_connectors.vllm.metadata import Pair
 from kvd_connectors.vllm.options import Keep
-from kvd_connectors.vllm.pages import Pages
+from kvd_connectors.vllm.transfer import Pair
+
+if TYPE_CHECKING:
+    from kvd_connectors.vllm.pages import Pages
 
 logger = logging.getLogger(__name__)
 

@@ -7,16 +7,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kvd.namespace_handle import NamespaceHandle
+from kvd import NamespaceHandle
 from kvd_connectors.vllm.counts import Counts
 from kvd_connectors.vllm.digests import Digests
-from kvd_connectors.vllm.metadata import Pair, Transfer
-from kvd_connectors.vllm.pages import Pages
+from kvd_connectors.vllm.transfer import Pair, Transfer
 
 BATCH_BYTES = 16 << 20
 MAX_BATCH_BLOCKS = 256
 JOIN_S = 10.0
+
+if TYPE_CHECKING:
+    from kvd_connectors.vllm.pages import Pages
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import kvd
 from kvd_connectors.vllm.counts import Counts
-from kvd_connectors.vllm.metadata import Pair, SavesDone, StepMetadata, Transfer
+from kvd_connectors.vllm.metadata import SavesDone, StepMetadata
 from kvd_connectors.vllm.options import Keep, Options, read_keep
 from kvd_connectors.vllm.plan import Plan
+from kvd_connectors.vllm.transfer import Pair, Transfer
 
 
 @dataclass
