@@ -6,6 +6,7 @@
 from kvd.async_client import AsyncClient
 from kvd.client import Client
 from kvd.errors import UnavailableError
+from kvd.namespace_handle import NamespaceHandle
 from kvd.protocol import Event
 from kvd.results import Cleared, Flushed, Location, Stats
 from kvd.version import __version__
@@ -17,6 +18,7 @@ __all__ = [
     "Event",
     "Flushed",
     "Location",
+    "NamespaceHandle",
     "Stats",
     "UnavailableError",
     "__version__",

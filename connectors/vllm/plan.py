@@ -1,0 +1,215 @@
+"""Which of an engine's KV-cache groups are kept, under which namespaces and keys."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvd_connectors.identity import fingerprint, namespace_of
+from kvd_connectors.vllm.options import Options
+
+logger = logging.getLogger(__name__)
+
+# The kinds of state that a prefix's block hash determines, token by token.
+ATTENTION = (
+    "full_attention",
+    "mla_attention",
+    "sliding_window",
+    "sliding_window_mla",
+    "chunked_local_attention",
+    "sink_full_attention",
+)
+# Without a given seed these start from a random one.
+SEEDED_HASHES = ("xxhash", "xxhash_cbor")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One KV-cache group that is kept.
+
+    Attributes
+    ----------
+    number : int
+        Its place among the engine's groups.
+    layers : tuple of str
+        In the order in which a block's bytes hold them.
+    block_tokens : int
+    hashes : int
+        Block hashes that make up one block; the last of them is its key.
+    """
+
+    number: int
+    layers: tuple[str, ...]
+    block_tokens: int
+    hashes: int
+
+    def key(self, block_hashes: Sequence[bytes], index: int) -> bytes:
+        """Return the key of a request's block of this group."""
+        return bytes(block_hashes[(index + 1) * self.hashes - 1])
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is kept of an engine's cache.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+        Empty where nothing can be: `reason` says why.
+    unit_tokens : int
+        A hit is a multiple of so many tokens.
+    block_count : int
+        Blocks of the engine's cache.
+    names : tuple of tuple of str
+        Namespace of each rank and group.
+    single : bool
+        Whether the engine has one group, so that its blocks' numbers are unique.
+    reason : str
+    """
+
+    groups: tuple[Group, ...]
+    unit_tokens: int
+    block_count: int
+    names: tuple[tuple[str, ...], ...]
+    single: bool
+    reason: str = ""
+
+
+def make_plan(vllm_config: Any, kv_cache_config: Any, options: Options) -> Plan:
+    """Return what can be kept of the cache that an engine describes."""
+    groups: list[Group] = []
+    hash_tokens = kv_cache_config.hash_block_size
+    reason = "" if hash_tokens else "the engine hashes no blocks"
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        # The scheduler does not know which layers lie where.
+        reason, hash_tokens = "pipeline parallelism is not supported", None
+    for number in kv_cache_config.transfer_group_ids if hash_tokens else ():
+        spec = kv_cache_config.kv_cache_groups[number].kv_cache_spec
+        kind = _kind(spec)
+        if kind not in ATTENTION or spec.block_size % hash_tokens:
+            reason = (
+                f"group {number} is {kind} in blocks of {spec.block_size} tokens, hashed by "
+                f"{hash_tokens}: its state does not follow from a block's hash"
+            )
+            break
+        groups.append(
+            Group(
+                number,
+                tuple(kv_cache_config.kv_cache_groups[number].layer_names),
+                spec.block_size,
+                spec.block_size // hash_tokens,
+            )
+        )
+    if reason:
+        groups = []
+        logger.warning("KvdConnector keeps nothing of this model: %s", reason)
+    _warn_of_seeds(vllm_config)
+    facts = _facts(vllm_config, kv_cache_config, options)
+    abouts = [_about(kv_cache_config, each) for each in groups]
+    ranks = _ranks(vllm_config, kv_cache_config)
+    model = str(vllm_config.model_config.model)
+    names = tuple(
+        tuple(
+            namespace_of("vllm", model, {**facts, "rank": rank, "group": each}) for each in abouts
+        )
+        for rank in ranks
+    )
+    unit = math.lcm(
+        *(each.block_tokens for each in groups),
+        kv_cache_config.cache_hit_alignment_tokens or 1,
+    )
+    return Plan(
+        tuple(groups),
+        unit,
+        kv_cache_config.num_blocks,
+        names,
+        len(kv_cache_config.kv_cache_groups) == 1,
+        reason,
+    )
+
+
+def _kind(spec: Any) -> str:
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+    kind = get_kv_cache_spec_kind(spec)
+    return str(getattr(kind, "value", kind))
+
+
+def _ranks(vllm_config: Any, kv_cache_config: Any) -> list[str]:
+    """Return what tells the ranks' bytes apart, one for each tensor-parallel rank."""
+    size = vllm_config.parallel_config.tensor_parallel_size
+    replicas = max(1, getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
+    return [f"{rank // replicas}/{max(1, size // replicas)}" for rank in range(size)]
+
+
+def _about(kv_cache_config: Any, group: Group) -> dict[str, Any]:
+    """Return the facts of one group."""
+    spec = kv_cache_config.kv_cache_groups[group.number].kv_cache_spec
+    return {
+        "number": group.number,
+        "spec": repr(spec),
+        "layers": list(group.layers),
+        "page_bytes": spec.page_size_bytes,
+    }
+
+
+def _facts(vllm_config: Any, kv_cache_config: Any, options: Options) -> dict[str, Any]:
+    model = vllm_config.model_config
+    cache = vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    commit = getattr(model.hf_config, "_commit_hash", None)
+    return {
+        "model": fingerprint(str(model.model), model.revision, commit),
+        "dtype": str(model.dtype),
+        "cache_dtype": str(cache.cache_dtype),
+        "quantization": str(model.quantization),
+        "layout": str(kv_cache_config.kv_cache_layout),
+        "platform": _platform(),
+        "hash": [
+            str(cache.prefix_caching_hash_algo),
+            _hash_seed(),
+            kv_cache_config.hash_block_size,
+        ],
+        "pp": parallel.pipeline_parallel_size,
+        "cp": [
+            getattr(parallel, "decode_context_parallel_size", 1),
+            getattr(parallel, "prefill_context_parallel_size", 1),
+        ],
+        "salt": options.salt,
+    }
+
+
+def _platform() -> str:
+    """Return what a block's interior depends on besides its layout: kernels pack it their way."""
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.device_type == "cpu":
+        return f"cpu/{torch.backends.cpu.get_cpu_capability()}"
+    return f"{current_platform.device_type}/{os.environ.get('VLLM_ATTENTION_BACKEND', '')}"
+
+
+def _hash_seed() -> str:
+    """Return the seed of the engine's block hashes, as far as it is said."""
+    return os.environ.get("PYTHONHASHSEED", "")
+
+
+def _warn_of_seeds(vllm_config: Any) -> None:
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    seed = _hash_seed()
+    if algorithm in SEEDED_HASHES and not seed:
+        logger.warning(
+            "prefix_caching_hash_algo=%s without PYTHONHASHSEED seeds block hashes at random: no "
+            "other process finds these blocks. Remedy: set PYTHONHASHSEED to one value in every "
+            "engine, or use sha256_cbor",
+            algorithm,
+        )
+    elif seed:
+        logger.warning(
+            "PYTHONHASHSEED=%s is part of every block hash: only engines with the same value "
+            "find these blocks",
+            seed,
+        )

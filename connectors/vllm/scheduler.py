@@ -1,0 +1,227 @@
+"""The scheduler's side: what a request finds, what is to be loaded and saved in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvd
+from kvd_connectors.vllm.counts import Counts
+from kvd_connectors.vllm.metadata import SavesDone, StepMetadata
+from kvd_connectors.vllm.options import Keep, Options, read_keep
+from kvd_connectors.vllm.plan import Plan
+from kvd_connectors.vllm.transfer import Pair, Transfer
+
+
+@dataclass
+class Tracked:
+    """A request between its arrival and its end.
+
+    Attributes
+    ----------
+    units_saved : int
+        Leading units that were handed to the workers, or came from them.
+    saves : int
+        Transfers to save that were handed to the workers.
+    done : dict of int to int
+        How many of them each worker is through with.
+    """
+
+    request: Any
+    keep: Keep
+    units_saved: int = 0
+    saves: int = 0
+    done: dict[int, int] = field(default_factory=dict)
+
+
+# (numbers of a request's blocks by group, units to load): decided on, not yet told the workers.
+Loading = tuple[tuple[list[int], ...], int]
+
+
+@dataclass
+class SchedulerSide:
+    """Looks up, and plans loads and saves. One thread.
+
+    Parameters
+    ----------
+    options : Options
+    plan : Plan
+    client : kvd.Client
+        Whose time limit bounds a look-up.
+    """
+
+    options: Options
+    plan: Plan
+    client: kvd.Client
+    counts: Counts = field(default_factory=Counts)
+    _requests: dict[str, Tracked] = field(default_factory=dict)
+    _loading: dict[str, Loading] = field(default_factory=dict)
+    _delayed: set[str] = field(default_factory=set)
+    _ended: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._blocks = [
+            [
+                (self.client.namespace(name), group)
+                for name, group in zip(names, self.plan.groups, strict=True)
+            ]
+            for names in dict.fromkeys(self.plan.names)
+        ]
+
+    @property
+    def is_async(self) -> bool:
+        """Whether loads go on beside the engine's steps.
+
+        With several groups always: only such a load's failure can be told by its request.
+        """
+        return self.options.async_load or not self.plan.single
+
+    def add(self, request: Any) -> None:
+        """Take note of a new request."""
+        params = getattr(request, "kv_transfer_params", None)
+        keep = read_keep(params, self.options.retention)
+        self._requests[request.request_id] = Tracked(request, keep)
+
+    def matched(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
+        """Return how many tokens beyond those computed can be loaded, and whether meanwhile.
+
+        At least one token is left to compute: its output is what the engine goes on from.
+        """
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.keep.retention == "none" or not self.plan.groups:
+            return 0, False
+        unit = self.plan.unit_tokens
+        first = computed_tokens // unit
+        last = (request.num_tokens - 1) // unit
+        if computed_tokens % unit or last <= first:
+            return 0, False
+        self.counts.add("lookups")
+        units = self._leading_units(request.block_hashes, first, last)
+        self.counts.add("tokens_found", units * unit)
+        return units * unit, bool(units) and self.is_async
+
+    def _leading_units(self, block_hashes: Any, first: int, last: int) -> int:
+        """Return how many units from the first on every rank and group has."""
+        found = last - first
+        for groups in self._blocks:
+            for blocks, group in groups:
+                if not found:
+                    return 0
+                each = self.plan.unit_tokens // group.block_tokens
+                keys = [
+                    group.key(block_hashes, index)
+                    for index in range(first * each, (first + found) * each)
+                ]
+                found = blocks.match_prefix(keys) // each
+        return found
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Decide on a load: its blocks are there."""
+        tracked = self._requests.get(request.request_id)
+        if not external_tokens or tracked is None:
+            return
+        units = external_tokens // self.plan.unit_tokens
+        block_ids = tuple(list(ids) for ids in blocks.get_block_ids())
+        self._loading[request.request_id] = block_ids, units
+
+    def step(self, output: Any) -> StepMetadata:
+        """Return the work of the step that the engine has planned."""
+        metadata = StepMetadata(is_async=self.is_async)
+        metadata.preempted = list(getattr(output, "preempted_req_ids", None) or ())
+        metadata.delayed, self._ended = self._ended, []
+        for request_id, (block_ids, units) in self._loading.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
+            # What is computed already counts the tokens of the load.
+            last = tracked.request.num_computed_tokens // self.plan.unit_tokens
+            metadata.loads.append(self._transfer(tracked, block_ids, last - units, last))
+            tracked.units_saved = max(tracked.units_saved, last)
+        self._loading.clear()
+        self._plan_saves(output, metadata)
+        return metadata
+
+    def _plan_saves(self, output: Any, metadata: StepMetadata) -> None:
+        """Plan the saves of blocks that this step fills."""
+        if not self.plan.groups or output.kv_connector_block_state is None:
+            return
+        cached = output.scheduled_cached_reqs
+        computed = {each.req_id: each.num_computed_tokens for each in output.scheduled_new_reqs}
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, tokens in computed.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.keep.retention == "none":
+                continue
+            # Behind what was saved before: after a load that failed, or a preemption.
+            tracked.units_saved = min(tracked.units_saved, tokens // self.plan.unit_tokens)
+            tokens += output.num_scheduled_tokens.get(request_id, 0)
+            # Tokens that a draft proposed have no hash yet.
+            hashed = len(tracked.request.block_hashes) * self._hash_tokens()
+            full = min(tokens, hashed) // self.plan.unit_tokens
+            if full <= tracked.units_saved:
+                continue
+            block_ids = output.kv_connector_block_state.get_block_ids(request_id)
+            if block_ids is None:
+                continue
+            metadata.saves.append(self._transfer(tracked, block_ids, tracked.units_saved, full))
+            tracked.units_saved = full
+            tracked.saves += 1
+
+    def _hash_tokens(self) -> int:
+        group = self.plan.groups[0]
+        return group.block_tokens // group.hashes
+
+    def _transfer(
+        self, tracked: Tracked, block_ids: tuple[list[int], ...], first: int, last: int
+    ) -> Transfer:
+        pairs: list[list[Pair]] = []
+        for group in self.plan.groups:
+            each = self.plan.unit_tokens // group.block_tokens
+            ids = block_ids[group.number]
+            # Block 0 stands for one that fell out of a sliding window.
+            pairs.append(
+                [
+                    (ids[index], group.key(tracked.request.block_hashes, index))
+                    for index in range(first * each, min(last * each, len(ids)))
+                    if ids[index]
+                ]
+            )
+        return Transfer(tracked.request.request_id, pairs, tracked.keep)
+
+    def finished(self, request: Any) -> bool:
+        """Forget a request; return whether its blocks must stay until the workers are done."""
+        tracked = self._requests.pop(request.request_id, None)
+        self._loading.pop(request.request_id, None)
+        if tracked is None:
+            return False
+        workers = len(set(self.plan.names))
+        through = sum(done >= tracked.saves for done in tracked.done.values())
+        if not tracked.saves or through >= workers:
+            return False
+        self._delayed.add(request.request_id)
+        self._ended.append(request.request_id)
+        return True
+
+    def hear(self, output: Any) -> None:
+        """Take in what the workers finished."""
+        self._delayed.difference_update(output.finished_sending or ())
+        news = output.kv_connector_worker_meta
+        for rank, requests in news.by_rank.items() if isinstance(news, SavesDone) else ():
+            for request_id, done in requests.items():
+                tracked = self._requests.get(request_id)
+                if tracked is not None:
+                    tracked.done[rank] = done
+
+    def is_waiting(self) -> bool:
+        """Say whether blocks of finished requests wait for the workers."""
+        return bool(self._delayed)
+
+    def clear(self) -> bool:
+        """Remove what is stored of this engine's kind; say whether that worked."""
+        try:
+            for groups in self._blocks:
+                for blocks, _ in groups:
+                    blocks.clear()
+        except kvd.UnavailableError:
+            return False
+        return True

@@ -1,0 +1,132 @@
+"""Real engines in virtual environments of their own, and a daemon for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvd.replay.daemon import Daemon, scratch_daemon
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+MODEL_TIMEOUT_S = 120
+ENGINE_TIMEOUT_S = 300
+
+Result = dict[str, Any]
+
+
+def python_of(engine: str) -> Path:
+    """Return the interpreter of an engine's environment; skip, with the reason, without one."""
+    given = os.environ.get(f"KVD_{engine.upper()}_PYTHON")
+    python = Path(given) if given else ROOT / f".venv-{engine}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no {python}: `make engines` sets it up")
+    return python
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    return python_of("vllm")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Llama."""
+    return make_model(vllm_python, tmp_path_factory.mktemp("model") / "tiny")
+
+
+def make_model(python: Path, path: Path, **changes: Any) -> Path:
+    subprocess.run(
+        [str(python), str(HERE / "tiny_model.py"), str(path), json.dumps(changes)],
+        check=True,
+        capture_output=True,
+        timeout=MODEL_TIMEOUT_S,
+    )
+    return path
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with a long tier, started."""
+    with scratch_daemon(
+        tmp_path,
+        max_bytes=256 << 20,
+        long_bytes=256 << 20,
+        slot_bytes="64K,128K",
+        arguments=("--watermark=1.0",),
+    ) as running:
+        running.start()
+        yield running
+
+
+class Engine:
+    """A running engine: hand it lines, take its results."""
+
+    def __init__(self, python: Path, given: dict[str, Any], log: Path) -> None:
+        self._log = log
+        with open(log, "wb") as errors:
+            self.process = subprocess.Popen(
+                [str(python), str(HERE / "run_vllm.py"), json.dumps(given)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # An engine that fails to start ends its whole process group.
+                start_new_session=True,
+                env={key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"},
+            )
+
+    def next(self) -> Result:
+        """Return the next result."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                found: Result = json.loads(line[7:])
+                return found
+        self.process.wait(ENGINE_TIMEOUT_S)
+        raise AssertionError(f"the engine ended: {self.log()[-4000:]}")
+
+    def go_on(self) -> None:
+        """Let an engine that waits go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def rest(self) -> list[Result]:
+        """Return all other results; the engine has to end well."""
+        output, _ = self.process.communicate(timeout=ENGINE_TIMEOUT_S)
+        assert self.process.returncode == 0, self.log()[-4000:]
+        return [json.loads(line[7:]) for line in output.splitlines() if line.startswith("RESULT ")]
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def vllm(vllm_python: Path, tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Starts engines: ``vllm(steps, socket=..., extra=..., engine=...)``."""
+    engines: list[Engine] = []
+
+    def start(steps: list[dict[str, Any]], **given: Any) -> Engine:
+        given.setdefault("model", str(tiny_model))
+        log = tmp_path / f"engine-{len(engines)}.log"
+        engines.append(Engine(vllm_python, {**given, "steps": steps}, log))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.end()
+        if engine.process.returncode:
+            sys.stdout.write(engine.log()[-4000:])
