@@ -10,7 +10,7 @@ PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip --disable-pip-version
 SOURCES := $(shell find tablespace -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
 	-o -name '*.h' -o -name 'meson.build' -o -name 'pyproject.toml' | grep -v /build/)
 
-.PHONY: demo test test-long sanitize coverage lint bench dev clean
+.PHONY: demo test test-long sanitize engines coverage lint bench dev clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kvd demo
@@ -23,6 +23,11 @@ test-long: $(VENV)/.installed
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long tests/sanitizers
+
+# Real engines for tests/connectors/engines, each in an environment of its own: 2.5 GB, minutes.
+engines: $(VENV)/.installed
+	$(BIN)/python tools/engine_venv.py vllm
+	$(BIN)/python -m pytest -m long tests/connectors/engines
 
 coverage: $(VENV)/.installed
 	$(BIN)/python tools/line_coverage.py

@@ -1,4 +1,4 @@
-"""Real engines in virtual environments of their own, and a daemon for them."""
+"""Real engines in virtual environments of their own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kvd.replay.daemon import Daemon, scratch_daemon
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
@@ -50,20 +48,6 @@ def make_model(python: Path, path: Path, **changes: Any) -> Path:
         timeout=MODEL_TIMEOUT_S,
     )
     return path
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon with a long tier, started."""
-    with scratch_daemon(
-        tmp_path,
-        max_bytes=256 << 20,
-        long_bytes=256 << 20,
-        slot_bytes="64K,128K",
-        arguments=("--watermark=1.0",),
-    ) as running:
-        running.start()
-        yield running
 
 
 class Engine:
