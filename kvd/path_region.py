@@ -179,6 +179,7 @@ class PathRegion:
         """
         path = self.region
         self._start_readers()
+        made = _absent(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             before = _container_bytes(path)
@@ -186,6 +187,10 @@ class PathRegion:
             if before and before != _container_bytes(path):
                 self.resized_from = before
         except (TablespaceError, ValueError, OSError) as error:
+            # A start that is refused leaves no directory that it made: only empty ones go.
+            with contextlib.suppress(OSError):
+                for each in made:
+                    each.rmdir()
             raise region_refusal(self.directory, path, error) from error
 
     def _start_readers(self) -> None:
@@ -335,6 +340,11 @@ def _submit(
         return asyncio.wrap_future(threads.submit(call, *args, **kwargs))
     except RuntimeError as error:
         raise ClosedError("the region is closed: the daemon is stopping") from error
+
+
+def _absent(path: Path) -> list[Path]:
+    """Return which of a path and those above it are not there, the path first."""
+    return [each for each in (path, *path.parents) if not os.path.lexists(each)]
 
 
 def _container_bytes(region: Path) -> int:

@@ -15,6 +15,8 @@ import pytest
 import tablespace
 from kvd import codec, config, protocol
 from kvd.policy import cli as size
+from kvd.replay import cli as replay
+from kvd.soak import cli as soak
 from tablespace import checksum64
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -231,7 +233,8 @@ def test_frames_shown_as_bytes_are_frames() -> None:
 def test_flags_named_in_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config.parse(["--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + size.parser().format_help()))
+    tools = "".join(each.parser().format_help() for each in (size, replay, soak))
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out + tools))
     for name in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         block = "\n".join(
             line
