@@ -40,6 +40,8 @@ TABLE_ENTRY_BYTES = 8
 LARGE_TABLES_BYTES = 64 << 20  # For each process that maps the arena.
 SCRATCH_BYTES = 1 << 20
 HEADER_BYTES = 4096  # docs/format.md, region.json: the first line, filled up.
+# Where there are several paths, one with these is tried again while the daemon serves.
+RETRIED = frozenset({"path", "disk space", "region damage", "transfers"})
 INDEX_SHARE = 0.02  # Journal and snapshots beside the containers, generously.
 
 
@@ -205,7 +207,7 @@ def _descriptors() -> Finding:
 
 def _socket(config: Config) -> Iterator[Finding]:
     try:
-        ListeningSocket(config.socket).close()
+        ListeningSocket(config.socket, config.access).close()
     except KvdError as error:
         yield _refused("socket", error, "choose another --socket")
     else:
@@ -293,7 +295,7 @@ def _without_identity(config: Config, region: Path, error: Exception) -> Finding
         return Finding("region", OK, "its making was cut short: it is made anew")
     level = FAIL if config.recover == "strict" else WARN
     found = f"region.json is damaged ({error}); --recover {config.recover} is what it meets"
-    return Finding("region", level, found, f"run `{CHECK_COMMAND} {region}`")
+    return Finding("region damage", level, found, f"run `{CHECK_COMMAND} {region}`")
 
 
 def _in_use(config: Config, path: Path) -> Iterator[Finding]:
@@ -325,9 +327,9 @@ def _room(config: Config, path: Path) -> Iterator[Finding]:
     if has:
         found += f", the region has {format_size(has)}"
     if needed + int(config.path_bytes * INDEX_SHARE) > free:
-        # Containers are made at once or not at all; under a floor, or as one of several paths,
-        # such a one is tried again while the daemon serves.
-        refused = needed > free and len(config.paths) == 1 and not config.free_floor
+        # Containers are made at once or not at all; under a floor such a path is tried again
+        # while the daemon serves.
+        refused = needed > free and not config.free_floor
         most = (free + has) * 9 // 10 * len(config.paths)
         remedy = "free some, or use another disk"
         if most >> 20:
@@ -364,11 +366,9 @@ def _transfers(config: Config, path: Path) -> Iterator[Finding]:
             store.put(b"check", b"check")
             stats = store.stats()
     except (OSError, TablespaceError) as error:
-        # One of several is tried again while the daemon serves.
-        level = FAIL if len(config.paths) == 1 else WARN
         remedy = "another --long-path, or --io-mode buffered"
         words = os_words(error) if isinstance(error, OSError) else str(error)
-        yield Finding("transfers", level, f"a region can't be made here: {words}", remedy)
+        yield Finding("transfers", FAIL, f"a region can't be made here: {words}", remedy)
         return
     reasons = {
         word: next((each for each in stats.choices if each.startswith(word)), word)
@@ -391,15 +391,25 @@ def _of_paths(
 ) -> Iterator[Finding]:
     """Check each path; where there are several, the findings say which."""
     several = len(config.paths) > 1
+    away = 0
     for path in config.paths:
+        found: list[Finding] = []
         for check in checks:
             try:
-                found = list(check(config, path))
+                found += check(config, path)
             except OSError as error:
                 remedy = "mount it, or leave it out"
-                found = [Finding("path", WARN if several else FAIL, os_words(error), remedy)]
-            for each in found:
-                yield replace(each, found=f"{path}: {each.found}") if several else each
+                found.append(Finding("path", FAIL, os_words(error), remedy))
+        if not several:
+            yield from found
+            continue
+        retried = [each for each in found if each.level == FAIL and each.name in RETRIED]
+        away += bool(retried)
+        for each in found:
+            level = WARN if each in retried else each.level
+            yield replace(each, level=level, found=f"{path}: {each.found}")
+    if several and away == len(config.paths):
+        yield Finding("long tier", FAIL, "not one of its paths can be opened", "mend one of them")
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:

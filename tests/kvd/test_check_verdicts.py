@@ -120,12 +120,12 @@ def test_a_damaged_region_is_a_warning_unless_it_is_to_be_refused(flags, running
         file.write(b"x")
     at = [*flags, "--long-path", running.long_path, "--long-bytes", "16M"]
     status, found = check(*at)
-    assert (status, found["region"]["level"]) == (0, "warn")
+    assert (status, found["region damage"]["level"]) == (0, "warn")
     # There is no command `tablespace`.
-    assert f"python -m tablespace check {region}" in found["region"]["remedy"]
+    assert f"python -m tablespace check {region}" in found["region damage"]["remedy"]
     strict = [*at, "--recover", "strict"]
     status, found = check(*strict)
-    assert (status, found["region"]["level"]) == (1, "fail")
+    assert (status, found["region damage"]["level"]) == (1, "fail")
     done = run(*strict)
     assert done.returncode == 2
     assert f"python -m tablespace check {region}" in done.stderr
@@ -182,6 +182,15 @@ def test_nodes_that_are_not_there_are_refused_by_both(flags):
 def test_a_path_where_nothing_can_be_made_gets_a_remedy_that_helps(flags):
     """`[Errno 2] ...; give it room or permission, or lower --long-bytes` for /proc/foo."""
     refused_alike([*flags, "--long-path", "/proc/foo"], "transfers", "No such file", "another ")
+
+
+def test_one_of_several_paths_may_be_away_but_not_all(flags, tmp_path):
+    """Each is tried again while the daemon serves, so one was a warning, and so were all."""
+    good, bad = tmp_path / "good", ["/proc/a", "/proc/b"]
+    mixed = [*flags, "--long-bytes=16M", "--long-paths", f"{good},{bad[0]}"]
+    status, found = check(*mixed)
+    assert (status, found["transfers"]["level"]) == (0, "warn")
+    refused_alike([*flags, "--long-paths", ",".join(bad)], "long tier")
 
 
 def test_the_notes_of_the_start_are_in_the_check_too(flags):
