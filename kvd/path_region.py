@@ -78,6 +78,7 @@ class PathRegion:
         self.evict_policy = self.eviction.flags.policy
         self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
+        self._made: list[Path] = []
         self._store: Store | None = None
         self._closed = False
         self._follows = False
@@ -179,7 +180,7 @@ class PathRegion:
         """
         path = self.region
         self._start_readers()
-        made = _absent(path)
+        self._made = _absent(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             before = _container_bytes(path)
@@ -187,11 +188,13 @@ class PathRegion:
             if before and before != _container_bytes(path):
                 self.resized_from = before
         except (TablespaceError, ValueError, OSError) as error:
-            # A start that is refused leaves no directory that it made: only empty ones go.
-            with contextlib.suppress(OSError):
-                for each in made:
-                    each.rmdir()
             raise region_refusal(self.directory, path, error) from error
+
+    def unmake(self) -> None:
+        """Remove the directories that `open_region` made, as far as they are empty."""
+        with contextlib.suppress(OSError):
+            for each in self._made:
+                each.rmdir()
 
     def _start_readers(self) -> None:
         """Start all reading threads: what each holds is held from the start, not after hours."""

@@ -1,5 +1,6 @@
 """`kvd --check` and the start agree: what one refuses, so does the other, in the same words."""
 
+import asyncio
 import errno
 import json
 import os
@@ -9,8 +10,9 @@ import sys
 import pytest
 
 import tablespace
+from kvd.config import parse
 from kvd.errors import ConfigError
-from kvd.long_tier import LongTier
+from kvd.long_opening import make_paths, open_paths
 
 NOBODY = """
 import os, sys
@@ -84,12 +86,17 @@ def test_a_refused_start_leaves_no_directory_that_it_made(tmp_path, monkeypatch)
 
     monkeypatch.setattr(tablespace, "open", refuse)
     (tmp_path / "a").mkdir()
-    tier = LongTier(tmp_path / "a" / "b" / "c", 1 << 20, 4096, "auto")
-    try:
-        with pytest.raises(ConfigError, match="no room; give it room, or lower --long-bytes"):
-            tier.open_region()
-    finally:
-        tier.shut_down()
+    flags = ["--max-bytes=8M", "--long-bytes=8M", f"--long-path={tmp_path}/a/b/c"]
+
+    async def start():
+        paths = make_paths(parse(flags, {}))
+        try:
+            with pytest.raises(ConfigError, match="no room; give it room, or lower --long-bytes"):
+                await open_paths(paths)
+        finally:
+            paths.shut_down()
+
+    asyncio.run(start())
     assert [each.name for each in tmp_path.rglob("*")] == ["a"]
 
 
