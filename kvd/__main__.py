@@ -6,20 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# Imported only when called: serving needs none of them, and none needs the server.
-COMMANDS = {
-    "classify": "kvd.commands.classify",
-    "demo": "kvd.demo",
-    "purge": "kvd.commands.purge",
-    "quota": "kvd.commands.quota",
-    "replay": "kvd.replay",
-    "size": "kvd.policy.cli",
-    "soak": "kvd.soak",
-    "statctl": "kvd.statctl",
-    "status": "kvd.commands.status",
-    "top": "kvd.commands.top",
-    "verdict": "kvd.commands.verdict",
-}
+from kvd.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +38,7 @@ def _serve(arguments: list[str]) -> int:
     from kvd.daemon import serve
     from kvd.errors import ConfigError, RefusedError
     from kvd.logs import set_up
-    from kvd.refusals import os_remedy
+    from kvd.refusals import os_remedy, os_words
 
     if "--check" in arguments and "--help" not in arguments and "-h" not in arguments:
         from kvd import preflight
@@ -68,7 +55,9 @@ def _serve(arguments: list[str]) -> int:
         sys.stderr.write(f"kvd: {error}\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"kvd: {error}; {os_remedy(error, 'the system refuses to go on')}\n")
+        sys.stderr.write(
+            f"kvd: {os_words(error)}; {os_remedy(error, 'mend that, and start again')}\n"
+        )
         return 1
 
 

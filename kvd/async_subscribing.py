@@ -10,6 +10,7 @@ from kvd import codec, protocol
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.frames import FrameReader
 from kvd.protocol import Event, Message
+from kvd.socket_path import no_session
 from kvd.subscribing import EventQueue
 
 RECEIVE_BYTES = 1 << 18
@@ -63,7 +64,9 @@ class AsyncSubscription:
             await asyncio.wait_for(self._open(), self._timeout_s)
         except (OSError, asyncio.TimeoutError, ProtocolError) as error:
             await self.close()
-            raise UnavailableError(f"no kvd daemon on {self._path}: {error}") from error
+            # Python 3.10 has two kinds of TimeoutError.
+            cause = TimeoutError() if isinstance(error, asyncio.TimeoutError) else error
+            raise UnavailableError(no_session(self._path, cause)) from error
         except BaseException:
             await self.close()
             raise

@@ -264,3 +264,16 @@ class Census:
         usage.value_bytes -= packed >> 1 & LENGTH_MASK
         if not usage.entries:
             del self._usage[prefix]
+
+
+def in_our_words(reasons: Iterable[str], policy: str) -> list[str]:
+    """Return what a store chose and why, with the policy's name in place of the census's.
+
+    Nothing of it where nobody chooses: then the census only counts.
+    """
+    ours = f"eviction {Census.__name__}:"
+    return [
+        f"eviction {policy}: --evict-policy" if reason.startswith(ours) else reason
+        for reason in reasons
+        if policy or not reason.startswith(ours)
+    ]

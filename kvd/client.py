@@ -21,7 +21,7 @@ from kvd.putting import UNAVAILABLE
 from kvd.results import Flushed, Stats
 from kvd.socket_path import client_socket
 from kvd.subscribing import Subscription
-from kvd.values import checked_seconds
+from kvd.values import checked_bytes, checked_seconds
 
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
@@ -47,6 +47,11 @@ class Client:
     map_arena : bool
         False for a client that only asks for counters: it costs the daemon nothing.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a `timeout_s`, `block_bytes` or `l1_bytes` that cannot be meant.
+
     Notes
     -----
     Safe from any thread. After a fork the child opens a session of its own. While the daemon
@@ -65,10 +70,10 @@ class Client:
         map_arena: bool = True,
     ) -> None:
         self.socket = client_socket(socket)
-        self.timeout_s = timeout_s
+        self.timeout_s = checked_seconds("timeout_s", timeout_s, protocol.MAX_TTL_S)
         self.refusals: Counter[str] = Counter()
-        self._block_bytes = block_bytes
-        self._l1_bytes = l1_bytes
+        self._block_bytes = checked_bytes("block_bytes", block_bytes, 1)
+        self._l1_bytes = checked_bytes("l1_bytes", l1_bytes, 0)
         self._engine = engine
         self._map_arena = map_arena
         self._durable_before = 0
@@ -215,12 +220,12 @@ class Client:
                     self._session.detach()
             now = time.monotonic()
             if now < self._next_attempt:
-                raise UnavailableError(f"no kvd daemon on {self.socket}: {self._last_failure}")
+                raise UnavailableError(self._last_failure)
             try:
                 connection = Connection(self.socket, self._hello(), now + self.timeout_s)
                 self._go_on(connection, now + self.timeout_s)
             except UnavailableError as error:
-                self._last_failure = str(error.__cause__ or error)
+                self._last_failure = str(error)
                 self._next_attempt = time.monotonic() + self._backoff_s
                 self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
                 raise
@@ -399,10 +404,7 @@ class Client:
     # -- inside --------------------------------------------------------------------------------
 
     def _no_daemon(self) -> str:
-        return (
-            f"no kvd daemon answers on {self.socket} ({self._last_failure or 'it left'}); start "
-            f"one there (python -m kvd --socket {self.socket}), or name its socket by KVD_SOCKET"
-        )
+        return self._last_failure or f"the kvd daemon on {self.socket} left"
 
     def subscriber_hello(self) -> protocol.Hello:
         """Return how a subscription's connection opens its session."""

@@ -23,6 +23,7 @@ from kvd.frames import HEADER, MAX_FRAME_BYTES, FrameReader
 from kvd.local_index import LocalIndex
 from kvd.mapping import HEARTBEAT_S, ArenaMapping
 from kvd.protocol import Message
+from kvd.socket_path import no_session
 
 RECEIVE_BYTES = 1 << 18
 LOOK_UP_S = 0.1  # Who waits looks so often whether an interrupted thread broke the connection.
@@ -101,7 +102,7 @@ class Connection:
             self._sender = self._socket.dup()
         except (OSError, ProtocolError) as error:
             self._socket.close()
-            raise UnavailableError(f"no kvd daemon on {path}: {error}") from error
+            raise UnavailableError(no_session(path, error)) from error
         except BaseException:
             # Also where an interrupted dup() left a descriptor: the session ends all the same.
             self._shut_down()

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -30,7 +31,7 @@ from kvd.namespaces import Namespaces
 from kvd.notify import Notifier
 from kvd.policy.live import Sampled
 from kvd.preflight import start_warnings
-from kvd.refusals import memory_refusal, os_remedy
+from kvd.refusals import memory_refusal, metrics_refusal, os_remedy
 from kvd.scrub import Scrubber
 from kvd.served_connection import ServedConnection
 from kvd.server import TICK_S, Server
@@ -129,9 +130,7 @@ def _watch(host: str, port: int) -> Watch:
     try:
         return Watch(host, port, asyncio.get_running_loop())
     except OSError as error:
-        raise ConfigError(
-            f"--metrics {host}:{port}: {error}; choose another address or port"
-        ) from error
+        raise metrics_refusal(host, port, error) from error
 
 
 async def _run_watched(
@@ -362,8 +361,10 @@ def _other_sizes(server: Server) -> str:
 async def _banner(
     config: Config, server: Server, paths: LongPaths | None, watch: Watch | None
 ) -> None:
+    # As a client in any directory would have to name it.
+    where = os.path.abspath(config.socket)
     text = [
-        f"kvd {__version__} serves on {config.socket}",
+        f"kvd {__version__} serves on {where}",
         f"  memory   {format_size(server.arena.data_bytes)} in {server.arena.slot_count} slots "
         f"of {format_size(server.arena.slot_bytes)}{_other_sizes(server)}",
     ]
@@ -375,9 +376,9 @@ async def _banner(
         text.append(f"  watch    {watch.url}/ for a browser, {watch.url}/metrics for Prometheus")
     text += [f"  note     {note}" for note in server.notes]
     text += [
-        f"  connect  export KVD_SOCKET={config.socket}, or kvd.Client({config.socket!r})",
+        f"  connect  export KVD_SOCKET={shlex.quote(where)}, or kvd.Client({where!r})",
         "  expect   'first hit: ...' here once a block is found; "
-        f"counters: python -m kvd.statctl --socket {config.socket}",
+        f"counters: python -m kvd.statctl --socket {shlex.quote(where)}",
     ]
     sys.stdout.write("\n".join(text) + "\n")
     sys.stdout.flush()

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from kvd import UnavailableError
+from kvd.commands import readers
+from kvd.commands.arguments import ToolParser
 from kvd.machine_memory import free_bytes
 from kvd.putting import UNAVAILABLE
 from kvd.replay.daemon import DaemonError, scratch_daemon, scratch_parent
@@ -135,14 +137,15 @@ def complaints(
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's argument parser."""
-    found = argparse.ArgumentParser(
+    found = ToolParser(
         prog="kvd demo",
+        allow_abbrev=False,
         description="Start a daemon, replay a workload larger than its arena, kill -9 the daemon "
         "half-way, start it again, go on; every byte served is verified.",
     )
     found.add_argument(
         "--dir",
-        type=Path,
+        type=readers.directory,
         metavar="DIR",
         help="make the temporary region below this directory (default: build/ of a checkout, "
         "else $TMPDIR or /var/tmp)",
@@ -161,7 +164,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = True
     try:
         directory = arguments.dir or _default_directory()
-        directory.mkdir(parents=True, exist_ok=True)
         check_room(directory)
         requests = list(generate(SHAPE, seed=SEED, limit=REQUESTS))
         with scratch_daemon(
@@ -186,7 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _default_directory() -> Path:
     checkout = Path("pyproject.toml").is_file() and Path("kvd").is_dir()
-    return Path("build") if checkout else scratch_parent()
+    if not checkout:
+        return scratch_parent()
+    Path("build").mkdir(exist_ok=True)
+    return Path("build")
 
 
 def _as_planned(record: logging.LogRecord) -> bool:

@@ -77,6 +77,27 @@ async def open_paths(paths: LongPaths) -> list[str]:
         Another process holds a region; or the flags do not fit one; or there is only one path
         and it cannot be opened, unless for want of free space.
     """
+    try:
+        notes = await _open_all(paths)
+    except Exception:
+        # A start that is refused leaves nothing that it made.
+        for tier in paths.tiers:
+            tier.unmake()
+        raise
+    notes += await paths.owed.load()
+    for source in paths.followed:
+        try:
+            await source.on_index(source.open_region)
+        except Exception as error:
+            source.health.failed(f"{type(error).__name__}: {error}")
+            notes.append(f"--follow {source.directory} is not there and is tried again: {error}")
+    for note in notes:
+        logger.warning("%s", note)
+    return notes + _room(paths)
+
+
+async def _open_all(paths: LongPaths) -> list[str]:
+    """Open the own regions, all at once; see `open_paths`."""
     results = await asyncio.gather(
         *(opened(tier.on_writer(tier.open_region), tier.region) for tier in paths.tiers),
         return_exceptions=True,
@@ -104,16 +125,7 @@ async def open_paths(paths: LongPaths) -> list[str]:
         )
         if not only_room:
             raise next(problem for problem in results if isinstance(problem, BaseException))
-    notes += await paths.owed.load()
-    for source in paths.followed:
-        try:
-            await source.on_index(source.open_region)
-        except Exception as error:
-            source.health.failed(f"{type(error).__name__}: {error}")
-            notes.append(f"--follow {source.directory} is not there and is tried again: {error}")
-    for note in notes:
-        logger.warning("%s", note)
-    return notes + _room(paths)
+    return notes
 
 
 def _room(paths: LongPaths) -> list[str]:

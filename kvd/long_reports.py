@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from kvd.census import in_our_words
 from kvd.followed import Followed
 from kvd.latency import LatencyRing
 from kvd.long_paths import LongPaths
@@ -83,7 +84,7 @@ def _path(lane: WriteLane, store: StoreStats | None, timeout_s: float) -> PathSt
         reads_under_way=tier.progress.calls,
         queue_blocks=lane.queue_blocks,
         queue_bytes=lane.queue_bytes,
-        choices=store.choices if store is not None else [],
+        choices=in_our_words(store.choices, tier.evict_policy) if store is not None else [],
         slots=_slots(store),
         deletions_owed=len(tier.hidden),
     )

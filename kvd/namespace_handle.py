@@ -218,7 +218,7 @@ class NamespaceHandle:
             When a buffer is shorter than its block, or the numbers differ.
         """
         if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys for {len(buffers)} buffers")
+            raise ValueError(f"each key needs a buffer: keys {len(keys)}, buffers {len(buffers)}")
         checked = checked_keys(keys)
         buffers = list(buffers)
         lengths: list[int | None] = [None] * len(checked)

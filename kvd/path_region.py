@@ -78,6 +78,7 @@ class PathRegion:
         self.evict_policy = self.eviction.flags.policy
         self.ledger = RegionLedger(directory, self.region)
         self._io_mode = io_mode
+        self._made: list[Path] = []
         self._store: Store | None = None
         self._closed = False
         self._follows = False
@@ -179,6 +180,7 @@ class PathRegion:
         """
         path = self.region
         self._start_readers()
+        self._made = _absent(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             before = _container_bytes(path)
@@ -187,6 +189,12 @@ class PathRegion:
                 self.resized_from = before
         except (TablespaceError, ValueError, OSError) as error:
             raise region_refusal(self.directory, path, error) from error
+
+    def unmake(self) -> None:
+        """Remove the directories that `open_region` made, as far as they are empty."""
+        with contextlib.suppress(OSError):
+            for each in self._made:
+                each.rmdir()
 
     def _start_readers(self) -> None:
         """Start all reading threads: what each holds is held from the start, not after hours."""
@@ -335,6 +343,11 @@ def _submit(
         return asyncio.wrap_future(threads.submit(call, *args, **kwargs))
     except RuntimeError as error:
         raise ClosedError("the region is closed: the daemon is stopping") from error
+
+
+def _absent(path: Path) -> list[Path]:
+    """Return which of a path and those above it are not there, the path first."""
+    return [each for each in (path, *path.parents) if not os.path.lexists(each)]
 
 
 def _container_bytes(region: Path) -> int:

@@ -6,6 +6,8 @@ small scratch region is really opened beside the real one, the socket's name is 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import mmap
 import os
@@ -17,13 +19,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tablespace
+from kvd import quotas
 from kvd.config import Config, parse
 from kvd.descriptors import BEST_DESCRIPTORS, MIN_DESCRIPTORS
 from kvd.errors import ConfigError, KvdError
 from kvd.listening import ListeningSocket
 from kvd.machine_memory import free_bytes
 from kvd.pages import Pages
+from kvd.path_region import REGION_DIRECTORY
+from kvd.refusals import CHECK_COMMAND, metrics_refusal, os_words
 from kvd.sessions import MAX_SESSIONS
+from kvd.sight.http import listen
+from kvd.stopped_region import writer_of
 from tablespace import TablespaceError, format_size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -32,6 +39,9 @@ PAGE_BYTES = 4096
 TABLE_ENTRY_BYTES = 8
 LARGE_TABLES_BYTES = 64 << 20  # For each process that maps the arena.
 SCRATCH_BYTES = 1 << 20
+HEADER_BYTES = 4096  # docs/format.md, region.json: the first line, filled up.
+# Where there are several paths, one with these is tried again while the daemon serves.
+RETRIED = frozenset({"path", "disk space", "region damage", "transfers"})
 INDEX_SHARE = 0.02  # Journal and snapshots beside the containers, generously.
 
 
@@ -48,13 +58,13 @@ class Finding:
 def main(arguments: Sequence[str]) -> int:
     """Check, print, and return 1 when the daemon would not start."""
     findings: list[Finding] = []
+    config: Config | None = None
     try:
-        config: Config | None = parse(arguments)
+        config = parse(arguments)
         findings.append(Finding("flags", OK, "every flag has a possible value"))
+        findings += [Finding("note", OK, note) for note in config.notes]
     except ConfigError as error:
-        config = None
-        text, _, remedy = str(error).rpartition("; ")
-        findings.append(Finding("flags", FAIL, text or str(error), remedy or "see kvd --help"))
+        findings.append(_refused("flags", error, "see kvd --help"))
     findings.append(_memory(config))
     findings.append(_descriptors())
     if config is not None:
@@ -75,12 +85,13 @@ def examine(config: Config) -> list[Finding]:
         _shared_memory,
         _memlock,
         _page_tables,
+        _nodes,
         _socket,
+        _metrics,
+        _quotas if config.paths else _no_disk,
     ]
-    if not config.paths:
-        checks.append(_no_disk)
     found = [finding for check in checks for finding in check(config)]
-    return [*found, *_of_paths(config, [_slot_sizes, _room, _storage, _transfers])]
+    return [*found, *_of_paths(config, [_region, _in_use, _room, _storage, _transfers])]
 
 
 def start_warnings(config: Config) -> list[str]:
@@ -94,9 +105,15 @@ def start_warnings(config: Config) -> list[str]:
 
 def nearest_directory(path: Path) -> Path:
     """Return the path itself, or the nearest directory above it that exists."""
-    while not path.is_dir():
+    while not os.path.isdir(path):
         path = path.parent
     return path
+
+
+def _refused(name: str, error: KvdError, otherwise: str) -> Finding:
+    """Return the finding for what a start would be refused with, which ends in its remedy."""
+    text, _, remedy = str(error).rpartition("; ")
+    return Finding(name, FAIL, text or str(error), remedy if text else otherwise)
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -155,6 +172,23 @@ def _page_tables(config: Config) -> Iterator[Finding]:
         yield Finding("page tables", OK, found)
 
 
+def _nodes(config: Config) -> Iterator[Finding]:
+    if config.numa is None:
+        return
+    try:
+        with mmap.mmap(-1, PAGE_BYTES) as mapping:
+            pages = Pages(mapping)
+            try:
+                pages.bind(config.numa or None)
+            finally:
+                pages.close()
+    except OSError as error:
+        remedy = "name nodes that `numactl --hardware` lists with memory, or leave it out"
+        yield Finding("numa", FAIL, f"--numa: {error.strerror}", remedy)
+    else:
+        yield Finding("numa", OK, "memory can be had from the nodes asked for")
+
+
 # -- the process -------------------------------------------------------------------------------
 
 
@@ -173,12 +207,23 @@ def _descriptors() -> Finding:
 
 def _socket(config: Config) -> Iterator[Finding]:
     try:
-        ListeningSocket(config.socket).close()
+        ListeningSocket(config.socket, config.access).close()
     except KvdError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        yield Finding("socket", FAIL, found or str(error), remedy or "choose another --socket")
+        yield _refused("socket", error, "choose another --socket")
     else:
         yield Finding("socket", OK, f"{config.socket} can be bound")
+
+
+def _metrics(config: Config) -> Iterator[Finding]:
+    if config.metrics is None:
+        return
+    host, port = config.metrics
+    try:
+        listen(host, port).close()
+    except OSError as error:
+        yield _refused("metrics", metrics_refusal(host, port, error), "choose another --metrics")
+    else:
+        yield Finding("metrics", OK, f"{host}:{port} can be had")
 
 
 # -- the disk ----------------------------------------------------------------------------------
@@ -188,14 +233,46 @@ def _no_disk(config: Config) -> Iterator[Finding]:
     yield Finding("long tier", OK, "none asked for: what memory evicts is gone (--long-path DIR)")
 
 
-def _slot_sizes(config: Config, path: Path) -> Iterator[Finding]:
+def _quotas(config: Config) -> Iterator[Finding]:
     try:
-        with open(path / "region" / "region.json", "rb") as file:
-            has = set(json.loads(file.readline())["slot_bytes"])
+        limits = quotas.load(quotas.newest(config.paths))
+    except ConfigError as error:
+        yield _refused("quotas", error, f"mend {quotas.FILE_NAME}, or remove it")
+    else:
+        yield Finding("quotas", OK, f"{len(limits)} are set")
+
+
+def _region(config: Config, path: Path) -> Iterator[Finding]:
+    """Compare what a region was made with with what is asked for."""
+    region = path / REGION_DIRECTORY
+    try:
+        with open(region / "region.json", "rb") as file:
+            head = file.read(HEADER_BYTES)
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Finding("region", FAIL, f"region.json: {error}", "run `tablespace check` on it")
+    try:
+        found = json.loads(head.partition(b"\n")[0])
+        has, container_bytes = set(found["slot_bytes"]), int(found["container_bytes"])
+    except (ValueError, KeyError, TypeError) as error:
+        yield _without_identity(config, region, error)
+        return
+    if config.container_bytes not in (None, container_bytes):
+        yield Finding(
+            "region",
+            FAIL,
+            f"was made with containers of {format_size(container_bytes)}, "
+            f"not {format_size(config.container_bytes or 0)}",
+            "leave --tablespace-container-bytes out, or choose another --long-path",
+        )
+        return
+    if config.path_bytes < container_bytes:
+        yield Finding(
+            "region",
+            FAIL,
+            f"has containers of {format_size(container_bytes)}, and its share of --long-bytes is "
+            f"{format_size(config.path_bytes)}",
+            "raise --long-bytes, or choose another --long-path",
+        )
         return
     # Sizes can be added, not taken away; with "auto" a region keeps those that it has.
     gone = has.difference(config.slots.sizes)
@@ -212,20 +289,53 @@ def _slot_sizes(config: Config, path: Path) -> Iterator[Finding]:
         yield Finding("region", OK, f"is there, with slots of {found}")
 
 
+def _without_identity(config: Config, region: Path, error: Exception) -> Finding:
+    """Say what a start makes of a region.json that says nothing: depends on the files beside."""
+    if not [*region.glob("index.*")]:
+        return Finding("region", OK, "its making was cut short: it is made anew")
+    level = FAIL if config.recover == "strict" else WARN
+    found = f"region.json is damaged ({error}); --recover {config.recover} is what it meets"
+    return Finding("region damage", level, found, f"run `{CHECK_COMMAND} {region}`")
+
+
+def _in_use(config: Config, path: Path) -> Iterator[Finding]:
+    """Try the lock that a writer holds, and let it go at once."""
+    region = path / REGION_DIRECTORY
+    try:
+        fd = os.open(region / "region.json", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            pid = writer_of(region).get("pid", "unknown")
+            remedy = "stop that one, or choose another --long-path"
+            yield Finding("region lock", FAIL, f"{region} is in use by process {pid}", remedy)
+    finally:
+        os.close(fd)
+
+
 def _room(config: Config, path: Path) -> Iterator[Finding]:
     """Compare a path's share of the budget with what is free and what the region has already."""
     status = os.statvfs(nearest_directory(path))
     free = status.f_bavail * status.f_frsize
-    containers = path / "region" / "containers"
+    containers = path / REGION_DIRECTORY / "containers"
     has = sum(file.stat().st_blocks * 512 for file in containers.glob("*"))
-    needed = int(config.path_bytes * (1 + INDEX_SHARE)) - has
+    needed = config.path_bytes - has
     found = f"{format_size(config.path_bytes)} asked for, {format_size(free)} free"
     if has:
         found += f", the region has {format_size(has)}"
-    if needed > free:
+    if needed + int(config.path_bytes * INDEX_SHARE) > free:
+        # Containers are made at once or not at all; under a floor such a path is tried again
+        # while the daemon serves.
+        refused = needed > free and not config.free_floor
         most = (free + has) * 9 // 10 * len(config.paths)
-        remedy = f"--long-bytes {most >> 20}M would fit; or free some, or use another disk"
-        yield Finding("disk space", WARN, f"{found}: the budget can't fit", remedy)
+        remedy = "free some, or use another disk"
+        if most >> 20:
+            remedy = f"--long-bytes {most >> 20}M would fit; or {remedy}"
+        level = FAIL if refused else WARN
+        yield Finding("disk space", level, f"{found}: the budget can't fit", remedy)
     else:
         yield Finding("disk space", OK, found)
 
@@ -256,10 +366,9 @@ def _transfers(config: Config, path: Path) -> Iterator[Finding]:
             store.put(b"check", b"check")
             stats = store.stats()
     except (OSError, TablespaceError) as error:
-        # One of several is tried again while the daemon serves.
-        level = FAIL if len(config.paths) == 1 else WARN
         remedy = "another --long-path, or --io-mode buffered"
-        yield Finding("transfers", level, f"a region can't be made here: {error}", remedy)
+        words = os_words(error) if isinstance(error, OSError) else str(error)
+        yield Finding("transfers", FAIL, f"a region can't be made here: {words}", remedy)
         return
     reasons = {
         word: next((each for each in stats.choices if each.startswith(word)), word)
@@ -282,15 +391,25 @@ def _of_paths(
 ) -> Iterator[Finding]:
     """Check each path; where there are several, the findings say which."""
     several = len(config.paths) > 1
+    away = 0
     for path in config.paths:
+        found: list[Finding] = []
         for check in checks:
             try:
-                found = list(check(config, path))
+                found += check(config, path)
             except OSError as error:
                 remedy = "mount it, or leave it out"
-                found = [Finding("path", WARN if several else FAIL, str(error), remedy)]
-            for each in found:
-                yield replace(each, found=f"{path}: {each.found}") if several else each
+                found.append(Finding("path", FAIL, os_words(error), remedy))
+        if not several:
+            yield from found
+            continue
+        retried = [each for each in found if each.level == FAIL and each.name in RETRIED]
+        away += bool(retried)
+        for each in found:
+            level = WARN if each in retried else each.level
+            yield replace(each, level=level, found=f"{path}: {each.found}")
+    if several and away == len(config.paths):
+        yield Finding("long tier", FAIL, "not one of its paths can be opened", "mend one of them")
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:

@@ -14,6 +14,8 @@ LOCKS_REFUSED = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG})
 
+CHECK_COMMAND = "python -m tablespace check"
+
 # The engine speaks of its arguments; whoever reads this gave flags.
 FLAG_WORDS = (
     (re.compile(r" ?Remedy:.*", re.DOTALL), ""),
@@ -35,10 +37,26 @@ def os_remedy(error: OSError, otherwise: str) -> str:
     return otherwise
 
 
+def os_words(error: OSError) -> str:
+    """Return what the system says, without its number: `/a/b: Permission denied`."""
+    if error.strerror is None:
+        return str(error)
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return where + error.strerror
+
+
 def socket_refusal(path: str, error: OSError) -> ConfigError:
     """Return the error for a socket that could not be made."""
     remedy = os_remedy(error, "choose a path in a directory you can write to")
-    return ConfigError(f"--socket {path}: {error}; {remedy}")
+    return ConfigError(f"--socket {path}: {error.strerror or error}; {remedy}")
+
+
+def metrics_refusal(host: str, port: int, error: OSError) -> ConfigError:
+    """Return the error for an address that HTTP cannot be served on."""
+    # Python puts the address into the system's words.
+    why = os.strerror(error.errno) if error.errno else str(error)
+    remedy = os_remedy(error, "choose another address or port, or leave it out")
+    return ConfigError(f"--metrics {host}:{port}: {why}; {remedy}")
 
 
 def memory_refusal(max_bytes: int, error: OSError) -> ConfigError:
@@ -46,7 +64,9 @@ def memory_refusal(max_bytes: int, error: OSError) -> ConfigError:
     otherwise = "ask for less"
     if error.errno not in NO_ROOM:
         otherwise = "the system refuses shared memory (memfd_create, mmap): allow it"
-    return ConfigError(f"--max-bytes {max_bytes}: {error}; {os_remedy(error, otherwise)}")
+    return ConfigError(
+        f"--max-bytes {max_bytes}: {os_words(error)}; {os_remedy(error, otherwise)}"
+    )
 
 
 def region_refusal(directory: os.PathLike[str], region: object, error: Exception) -> KvdError:
@@ -57,17 +77,17 @@ def region_refusal(directory: os.PathLike[str], region: object, error: Exception
             "another --long-path"
         )
     if isinstance(error, OSError) and not isinstance(error, TablespaceError):
-        otherwise = "give it room or permission, or lower --long-bytes"
+        otherwise = "the system refuses this there: choose another directory"
         if error.errno in NO_PERMISSION:
             otherwise = "the system refuses this: give permission, or choose another directory"
         elif error.errno in NO_ROOM:
             otherwise = "give it room, or lower --long-bytes"
         remedy = os_remedy(error, otherwise)
-        return ConfigError(f"--long-path {directory}: {in_flags(str(error))}; {remedy}")
+        return ConfigError(f"--long-path {directory}: {in_flags(os_words(error))}; {remedy}")
     if isinstance(error, tablespace.FormatVersionError):
         remedy = "use the kvd release that wrote it, or a newer one, or choose another directory"
     elif isinstance(error, tablespace.CorruptionError):
-        remedy = "run `tablespace check` on it, restore it, or choose another directory"
+        remedy = f"run `{CHECK_COMMAND} {region}`, restore it, or choose another directory"
     else:
         remedy = "give the flags the region was made with, or choose another directory"
     return ConfigError(f"--long-path {directory}: {in_flags(str(error))}; {remedy}")

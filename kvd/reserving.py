@@ -144,7 +144,7 @@ class Slots:
         if not self._open:
             raise ValueError("slots are committed inside the block that reserved them")
         if len(keys) != len(self._slots):
-            raise ValueError(f"{len(keys)} keys for {len(self._slots)} slots")
+            raise ValueError(f"each slot needs a key: keys {len(keys)}, slots {len(self._slots)}")
         ttl_s = checked_keep(retention, ttl_s)
         results = [False] * len(keys)
         chosen: list[tuple[int, bytes]] = []

@@ -78,13 +78,17 @@ class NamespaceUse(msgspec.Struct, frozen=True):
 
 
 class TierUse(msgspec.Struct, frozen=True):
-    """How a tier was used since the start: latency is that of reads that it served."""
+    """How a tier was used since the start: latency is that of reads that it served.
+
+    `max_bytes` is its size, 0 where that is not known: of memory when no daemon runs.
+    """
 
     hits: int
     misses: int
     entries: int
     used_bytes: int
     latency: Latency
+    max_bytes: int = 0
 
 
 class ClassUse(msgspec.Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 import os
 
+from kvd.errors import ProtocolError
+
 SYSTEM_SOCKET = "/var/run/kvd.sock"
 SOCKET_VARIABLE = "KVD_SOCKET"
 OLD_SOCKET_VARIABLE = "INFERA_KVD_SOCKET"
@@ -31,3 +33,23 @@ def client_socket(given: str | os.PathLike[str] | None) -> str:
     if not os.path.exists(own) and os.path.exists(SYSTEM_SOCKET):
         return SYSTEM_SOCKET
     return own
+
+
+def no_session(path: str, error: Exception) -> str:
+    """Return why no session could be opened on a socket, and the remedy."""
+    if isinstance(error, ProtocolError):
+        return f"the kvd daemon on {path} refused: {error}"
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return (
+            f"a kvd daemon is on {path} and does not answer; its log may say why, else restart it"
+        )
+    why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, PermissionError):
+        return (
+            f"the kvd socket {path} is not for this user: {why}; its daemon serves others by "
+            "--allow-uid or --allow-gid"
+        )
+    return (
+        f"no kvd daemon answers on {path}: {why}; start one there (python -m kvd --socket "
+        f"{path}), or name its socket by KVD_SOCKET"
+    )

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from kvd.client import Client
-from kvd.errors import UnavailableError
-from kvd.results import MemoryStats, Stats
+from kvd import protocol
+from kvd.commands import arguments, readers, running
+from kvd.results import Latency, MemoryStats, Stats
 from kvd.slab_geometry import PAGE_BYTES
-from tablespace import format_size, parse_size
+from tablespace import format_size
+
+TIMEOUT_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the counters; return 0, or 1 when no daemon answers."""
-    parser = argparse.ArgumentParser(prog="kvd statctl", description=__doc__)
+    """Print the counters; return 0, 1 when no daemon answers, 2 for usage."""
+    return running.run("statctl", argv, _statctl)
+
+
+def _statctl(argv: list[str]) -> int:
+    parser = arguments.Parser(prog="kvd statctl", description=__doc__, allow_abbrev=False)
     parser.add_argument("--socket", metavar="PATH", help="default: as the client's")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument(
-        "--block-bytes", metavar="SIZE", help="of an engine's block: says how many fit"
+        "--block-bytes",
+        metavar="SIZE",
+        type=readers.size,
+        help="of an engine's block: says how many fit",
     )
     parser.add_argument(
-        "--block-tokens", metavar="N", type=int, default=0, help="tokens in one: says how many fit"
+        "--block-tokens", metavar="N", type=readers.count, help="tokens in one: says how many fit"
     )
-    flags = parser.parse_args(argv)
-    try:
-        block_bytes = parse_size(flags.block_bytes) if flags.block_bytes is not None else 0
-    except ValueError as error:
-        parser.error(f"--block-bytes {flags.block_bytes}: {error}")
-    with Client(flags.socket, map_arena=False) as client:
-        try:
-            stats = client.stats()
-        except UnavailableError as error:
-            sys.stderr.write(f"kvd statctl: {error}; is the daemon running, on this socket?\n")
-            return 1
+    flags, names = arguments.parse(parser, argv)
+    if names:
+        parser.error(f"{names[0]!r} is no option")
+    block_bytes, block_tokens = flags.block_bytes or 0, flags.block_tokens or 0
+    stats = running.ask(
+        flags.socket, protocol.StatsRequest(), protocol.StatsReply, TIMEOUT_S, otherwise=""
+    ).stats
     # Its own session asks for nothing and is nobody's engine.
     stats = msgspec.structs.replace(stats, sessions=max(0, stats.sessions - 1))
     reason = no_hits_reason(stats)
     if flags.json:
         document = stats.to_dict()
         document["no_hits_reason"] = reason
-        document["fit"] = _fit(stats, block_bytes, flags.block_tokens)
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+        document["fit"] = _fit(stats, block_bytes, block_tokens)
+        running.show_json(document)
     else:
-        fit = _fit(stats, block_bytes, flags.block_tokens)
+        fit = _fit(stats, block_bytes, block_tokens)
         sys.stdout.write("\n".join(_lines(stats, reason, fit)) + "\n")
-    return 0
+    return running.DONE
 
 
 def no_hits_reason(stats: Stats) -> str | None:
@@ -154,8 +158,8 @@ def _lines(stats: Stats, reason: str | None, fit: dict[str, int | str]) -> list[
             ("long.never_read", f"{long.written_never_read_bytes} of {long.bytes_written} bytes"),
             ("long.corrupt", long.corrupt),
             ("long.queue", f"{long.queue_blocks} blocks, {long.queue_bytes} bytes"),
-            ("long.write_back_us", f"p50 {long.write_back.p50_us} p99 {long.write_back.p99_us}"),
-            ("long.promotion_us", f"p50 {long.promotion.p50_us} p99 {long.promotion.p99_us}"),
+            ("long.write_back_us", _times(long.write_back)),
+            ("long.promotion_us", _times(long.promotion)),
             ("long.io", f"{long.io_mode} by {long.io_engine}"),
             ("long.failed", long.failed),
         ]
@@ -180,6 +184,10 @@ def _class_rows(memory: MemoryStats) -> list[tuple[str, object]]:
         )
         for each in memory.classes
     ]
+
+
+def _times(latency: Latency) -> str:
+    return f"p50 {latency.p50_us} p99 {latency.p99_us}" if latency.samples else "-"
 
 
 def _reasons(stats: Stats) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvd import temp_guard
 from kvd.cache import Cache
-from kvd.census import Census, Usage
+from kvd.census import Census, Usage, in_our_words
 from kvd.class_reports import class_use
 from kvd.latency import LatencyRing
 from kvd.long_tier import LongTier
@@ -107,6 +107,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
             memory.entries,
             memory.slabs.used_bytes,
             LatencyRing().summary(),
+            memory.arena.data_bytes,
         )
     }
     if long_tier is None or cache.quotas is None:
@@ -125,12 +126,14 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
     looks = await asyncio.gather(*(_look(tier) for tier in cache.tiers))
     stores = [each.store for each in looks if each.store is not None]
     counters = long_tier.counters
+    disk = sum((each.disk for each in looks), Disk())
     tiers["long"] = TierUse(
         counters.hits,
         counters.misses,
         sum(store.live for store in stores),
         sum(used_bytes(store) for store in stores),
         long_tier.promotion_latency.summary(),
+        disk.max_bytes,
     )
     ledgers = [tier.ledger for tier in cache.tiers]
     rejected = cache.quotas.rejected
@@ -143,7 +146,7 @@ async def status_of_daemon(cache: Cache, *, pid: int, uptime_s: float, notes: li
         uptime_s=uptime_s,
         tiers=tiers,
         notes=notes,
-        disk=sum((each.disk for each in looks), Disk()),
+        disk=disk,
         quotas=cache.quotas.limits,
         dropped=memory.counters.dropped + counters.dropped,
         rejected=dict(rejected),
@@ -224,7 +227,7 @@ def status_of_regions(
         state="stopped" if all(each.state == "stopped" for each in health) else "in use",
         tiers={
             "memory": TierUse(0, 0, 0, 0, nothing),
-            "long": TierUse(0, 0, entries, used, nothing),
+            "long": TierUse(0, 0, entries, used, nothing, disk.max_bytes),
         },
         disk=disk,
         quotas=quotas,
@@ -307,12 +310,7 @@ def _status(
             recovery_source=_joined(str(store.recovery.source) for store in stores),
             recovered_entries=sum(store.recovery.entries for store in stores),
             recovery_seconds=round(sum(store.recovery.seconds for store in stores), 6),
-            reasons=[
-                reason
-                for store in stores
-                for reason in store.choices
-                if not reason.startswith(f"eviction {Census.__name__}")  # It only counts.
-            ],
+            reasons=[reason for store in stores for reason in in_our_words(store.choices, policy)],
         ),
         notes=list(notes),
         memory_classes=list(memory_classes),

@@ -59,7 +59,10 @@ def check(directories: Sequence[Path]) -> None:
 
 def _no_region(directory: Path) -> NoRegionError:
     """Return the error for a path without a region, or with one whose making was cut short."""
-    return NoRegionError(f"{directory}: there is no region of kvd; give its --long-path")
+    return NoRegionError(
+        f"{directory}: there is no region of kvd in it; name the directory that a daemon has as "
+        "its --long-path"
+    )
 
 
 def status(directories: Sequence[Path]) -> Status:
@@ -194,7 +197,7 @@ def _forget(directories: Sequence[Path], left: set[bytes]) -> None:
 
 
 def _health(directory: Path, region: Path) -> PathHealth:
-    writer = _writer(region)
+    writer = writer_of(region)
     pid = writer.get("pid")
     here = temp_guard.this_process()
     if (
@@ -207,7 +210,7 @@ def _health(directory: Path, region: Path) -> PathHealth:
     return PathHealth(str(directory), "stopped", "no daemon serves it")
 
 
-def _writer(region: Path) -> dict[str, Any]:
+def writer_of(region: Path) -> dict[str, Any]:
     """Return what region.json says of its last writer."""
     try:
         with open(region / "region.json", "rb") as file:

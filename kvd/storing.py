@@ -139,7 +139,9 @@ class Storing:
     ) -> list[protocol.Grant]:
         """Give slots to write into, one per size."""
         if keys is not None and len(keys) != len(sizes):
-            raise ProtocolError("bad_request", f"{len(keys)} keys for {len(sizes)} sizes")
+            raise ProtocolError(
+                "bad_request", f"each key needs a size: keys {len(keys)}, sizes {len(sizes)}"
+            )
         namespace = self._namespaces.get(name)
         grants: list[protocol.Grant] = []
         for position, size in enumerate(sizes):

@@ -9,6 +9,7 @@ from tablespace.shared import are_keys
 
 from kvd.protocol import MAX_BATCH_KEYS, MAX_KEY_BYTES, MAX_NAMESPACE_CHARS, MAX_TTL_S
 
+MAX_BYTES = (1 << 63) - 1  # What a frame can carry.
 RETENTIONS = ("none", "ephemeral", "short", "long")
 
 
@@ -47,6 +48,17 @@ def checked_seconds(name: str, seconds: float, most: float) -> float:
     if not 0 <= seconds <= most:  # Also refuses nan.
         raise ValueError(f"{name} is {seconds}: give 0 to {most:.0f} seconds")
     return float(seconds)
+
+
+def checked_bytes(name: str, size: int | None, least: int) -> int | None:
+    """Return a number of bytes, or None; TypeError or ValueError naming it when it is none."""
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name} is a number of bytes, not {type(size).__name__}")
+    if not least <= size <= MAX_BYTES:
+        raise ValueError(f"{name} is {size}: give at least {least} bytes")
+    return size
 
 
 def checked_keep(retention: str, ttl_s: float | None) -> float | None:

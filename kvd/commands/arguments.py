@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 DASHES = "\0--"  # Stands for a value that is `--` and nothing else, which argparse drops.
@@ -23,9 +24,17 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises instead of ending the process."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(f"{message}; {self.prog} --help says more")
+
+
+class ToolParser(argparse.ArgumentParser):
+    """An ArgumentParser that ends the process with one line, the remedy in it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit with 2."""
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
 
 
 def new_parser(
@@ -95,11 +104,11 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list
     return found, names
 
 
-def seconds(text: str) -> float:
-    """Return an age such as 7d, 12h, 30m, 90s in seconds; UsageError for anything else."""
+def seconds(option: str, text: str) -> float:
+    """Return a time such as 7d, 12h, 30m, 90s in seconds; UsageError for anything else."""
     found = _AGE.match(text)
     if found is None:
-        raise UsageError(f"{text!r} is no age; write for example 7d, 12h, 30m or 90s")
+        raise UsageError(f"{option}: {text!r} is no time; write for example 7d, 12h, 30m or 90s")
     return float(found[1]) * UNITS[found[2]]
 
 

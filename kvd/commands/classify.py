@@ -17,11 +17,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _classify(argv: list[str]) -> int:
-    parser = arguments.Parser(prog="kvd classify", description=__doc__, allow_abbrev=False)
+    parser = arguments.Parser(
+        prog="kvd classify",
+        description=__doc__,
+        allow_abbrev=False,
+        usage="kvd classify PATH [--json]",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options, paths = arguments.parse(parser, argv)
     if len(paths) != 1:
-        parser.error("name one path")
+        what = f", not {', '.join(map(repr, paths))}" if paths else ""
+        parser.error(f"name one path{what}")
     found = dataclasses.asdict(classify(paths[0]))
     if options.json:
         running.show_json(found)

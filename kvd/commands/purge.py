@@ -46,7 +46,11 @@ def _purge(argv: list[str]) -> int:
         parser.error(f"name one namespace, or say --all or --tmp,{what}".rstrip(","))
     if options.tmp and (options.older_than is not None or options.zero):
         parser.error("--older-than and --zero are for blocks, not for --tmp")
-    age_s = None if options.older_than is None else arguments.seconds(options.older_than)
+    age_s = (
+        None
+        if options.older_than is None
+        else arguments.seconds("--older-than", options.older_than)
+    )
     if age_s is not None and age_s > protocol.MAX_TTL_S:
         parser.error("--older-than takes at most ten years")
     name = names[0] if names else None

@@ -70,9 +70,13 @@ def console() -> Console:
 
 
 def ask(
-    socket: str | None, request: Message, kind: type[M], timeout_s: float = ADMIN_TIMEOUT_S
+    socket: str | None,
+    request: Message,
+    kind: type[M],
+    timeout_s: float = ADMIN_TIMEOUT_S,
+    otherwise: str = "; for a stopped region give --long-path DIR",
 ) -> M:
-    """Ask the running daemon.
+    """Ask the running daemon; `otherwise` is what else to try where there is none.
 
     Raises
     ------
@@ -92,10 +96,9 @@ def ask(
                 if cause.code == "unknown_op":
                     raise RefusedByAdminError("the daemon is older than this command") from error
                 raise RefusedByAdminError(cause.message) from error
-            raise UnavailableError(
-                f"{error}; is the daemon running, on this socket? For a stopped one give "
-                "--long-path DIR"
-            ) from error
+            if isinstance(cause, FileNotFoundError | ConnectionRefusedError):
+                raise UnavailableError(f"{error}{otherwise}") from error
+            raise
 
 
 def _complain(command: str, error: Exception, status: int, as_json: bool) -> int:

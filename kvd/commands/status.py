@@ -42,6 +42,21 @@ def of(socket: str | None, directories: Sequence[Path]) -> Status:
         raise running.UnknownError(str(error)) from error
 
 
+def counted(socket: str | None, directories: Sequence[Path]) -> Status:
+    """Return the same where counters are asked for: a daemon's own alone knows them.
+
+    Raises
+    ------
+    RefusedByAdminError
+        A daemon has one of the directories open; it is named.
+    """
+    status = of(socket, directories)
+    for each in status.health:
+        if each.state == "in use":
+            raise running.RefusedByAdminError(f"{each.path} is in use: {each.detail}")
+    return status
+
+
 def table(status: Status) -> Group:
     """Return the status for people."""
     summary = Table(title=f"kvd {status.version}, {status.state}", show_header=False)
@@ -62,21 +77,33 @@ def table(status: Status) -> Group:
             "-" if quota is None else format_size(quota),
             str(status.rejected_by_namespace.get(name, 0)),
         )
-    tiers = Table("tier", "hits", "misses", "entries", "used", "read p50 us", "p99 us")
+    tiers = Table("tier", "size", "used", "entries", "hits", "misses", "read p50 us", "p99 us")
     for name, tier in status.tiers.items():
         tiers.add_row(
             name,
+            format_size(tier.max_bytes) if tier.max_bytes else "-",
+            format_size(tier.used_bytes),
+            str(tier.entries),
             str(tier.hits),
             str(tier.misses),
-            str(tier.entries),
-            format_size(tier.used_bytes),
-            str(tier.latency.p50_us),
-            str(tier.latency.p99_us),
+            str(tier.latency.p50_us) if tier.latency.samples else "-",
+            str(tier.latency.p99_us) if tier.latency.samples else "-",
         )
     return Group(summary, tiers, namespaces)
 
 
 def _rows(status: Status) -> list[tuple[str, str]]:
+    if "long" in status.tiers:
+        rows = _long_rows(status)
+    else:
+        rows = [
+            ("long tier", "none; --long-path DIR adds one"),
+            ("dropped", str(status.dropped)),
+        ]
+    return rows + [("note", note) for note in status.notes]
+
+
+def _long_rows(status: Status) -> list[tuple[str, str]]:
     pressure = ", above the watermark" if status.soft_pressure else ""
     chosen = status.choices
     rows = [
@@ -116,6 +143,4 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ),
     ]
     rows += [("path", f"{each.path}: {each.state} {each.detail}") for each in status.health]
-    rows += [("choice", reason) for reason in chosen.reasons]
-    rows += [("note", note) for note in status.notes]
-    return rows
+    return rows + [("choice", reason) for reason in chosen.reasons]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from rich.live import Live
 
-from kvd.commands import arguments, running
+from kvd.commands import arguments, readers, running
 from kvd.commands.arguments import UsageError
-from kvd.commands.status import of, table
+from kvd.commands.status import counted, table
 from kvd.errors import UnavailableError
 
 MIN_INTERVAL_S = 0.1
@@ -27,24 +27,25 @@ def _top(argv: list[str]) -> int:
     parser.add_argument(
         "--count",
         metavar="N",
-        type=int,
-        default=0,
+        type=readers.count,
         help="end after so many looks (default: never)",
     )
     options, names = arguments.parse(parser, argv)
     if names:
         parser.error(f"{names[0]!r} is no option")
-    interval_s = max(MIN_INTERVAL_S, arguments.seconds(options.interval))
+    interval_s = arguments.seconds("--interval", options.interval)
+    if interval_s < MIN_INTERVAL_S:
+        parser.error(f"--interval takes {MIN_INTERVAL_S:g} s or more")
     directories = arguments.directories(options)
     if options.json:
         raise UsageError("--json is for one look: kvd status --json")
-    status = of(options.socket, directories)
+    status = counted(options.socket, directories)
     looks = 1
     with Live(table(status), console=running.console(), auto_refresh=False) as live:
-        while not options.count or looks < options.count:
+        while options.count is None or looks < options.count:
             time.sleep(interval_s)
             try:
-                status = of(options.socket, directories)
+                status = counted(options.socket, directories)
             except UnavailableError as error:
                 live.stop()
                 sys.stderr.write(f"kvd top: {error}\n")

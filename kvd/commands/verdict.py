@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvd.commands import arguments, running
-from kvd.commands.status import of
+from kvd.commands.status import counted
 from kvd.results import Status
 from tablespace import format_size
 
@@ -43,7 +43,7 @@ def _verdict(argv: list[str]) -> int:
     options, names = arguments.parse(parser, argv)
     if names:
         parser.error(f"{names[0]!r} is no option")
-    found = judge(of(options.socket, arguments.directories(options)))
+    found = judge(counted(options.socket, arguments.directories(options)))
     if options.json:
         running.show_json(found)
     else:

@@ -57,7 +57,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     ConfigError
         Naming the flag, what is wrong and the remedy.
     SystemExit
-        From argparse: 0 for --help, 2 for a flag without its value.
+        0, for --help and --version.
     """
     flags = all_flags()
     line = read_command_line(argv, GROUPS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+from kvd.commands import COMMANDS
 from kvd.config.flag import flags_of
 from kvd.config.names import nearest
 from kvd.config.values import Given
@@ -21,6 +23,14 @@ COMMAND_LINE_ONLY = {
 Groups = Sequence[tuple[str, type]]
 
 
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaints are one line, as those about values are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"{message}; kvd --help says more")
+
+
 @dataclass
 class CommandLine:
     """What stood there: texts by field name, and the file."""
@@ -31,13 +41,13 @@ class CommandLine:
 
 def build_parser(groups: Groups) -> argparse.ArgumentParser:
     """Return a parser that keeps the texts; the values are read later, from every source alike."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kvd",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Serve a tiered KV cache to every engine on this host. No flag is required.",
-        epilog="Commands: kvd status, top, statctl, verdict, purge, quota, classify, replay, "
-        "size, demo; each has its own --help. Sizes take K, M, G, T.",
+        epilog=f"Commands: kvd {', '.join(sorted(COMMANDS))}; each has its own --help. Sizes "
+        "take K, M, G, T.",
     )
     parser.add_argument("--version", action="version", version=f"kvd {__version__}")
     for name, help_text in COMMAND_LINE_ONLY.items():
@@ -70,9 +80,9 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
     Raises
     ------
     ConfigError
-        For an unknown flag, naming the nearest.
+        For an unknown flag, naming the nearest, or one without its value.
     SystemExit
-        From argparse.
+        0, for --help and --version.
     """
     parser = build_parser(groups)
     flags = {name: flag for _, group in groups for name, flag in flags_of(group).items()}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tablespace
-from kvd.config.flag import choice, count, flag, size
+from kvd.config.flag import choice, count, flag, flags_of, size
+from kvd.config.policy import Policy
 from kvd.config.values import Values
 from kvd.long_limits import DEFAULT_SLOT_BYTES, MAX_SLOT_BYTES, MAX_SLOT_SIZES
 from kvd.slab_geometry import PAGE_BYTES
@@ -16,6 +17,7 @@ from tablespace import format_size
 TITLE = "long tier"
 MAX_PATHS = 64
 MAX_WORKERS = 64
+CONTAINERS = 4  # As many at least in a region.
 AUTO = "auto"
 
 
@@ -37,7 +39,8 @@ def part_directory(given: str) -> Path:
     if not given:
         raise ValueError("empty; name a directory, or leave it out")
     path = Path(given).absolute()
-    if path.exists() and not path.is_dir():
+    # Not the methods of Path: below a directory that may not be searched they raise.
+    if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"{path} is not a directory; name one")
     return path
 
@@ -46,7 +49,7 @@ def directory(given: str) -> Path:
     """A directory that exists or can be made."""
     path = part_directory(given)
     parent = path
-    while not parent.exists():
+    while not os.path.exists(parent):
         parent = parent.parent
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(
@@ -240,15 +243,28 @@ def settle(values: Values) -> list[str]:
         raise values.wrong("long_paths", "names a directory twice; name each once")
     _check_followed(values, own)
     if not paths:
-        return []
+        aside = [name for field, name in _long_only() if values.asked(field)]
+        if not aside:
+            return []
+        return [f"left aside, as there is no long tier: {', '.join(aside)}; --long-path adds one"]
     long_bytes, max_bytes = values["long_bytes"], values["max_bytes"]
-    slot_bytes = values["slots"].largest
-    if long_bytes // len(paths) < slot_bytes:
+    slots: SlotSizes = values["slots"]
+    # The engine's rules, here so that they are told of the flags, and by --check too.
+    most = long_bytes // len(paths) // CONTAINERS
+    if most < slots.largest:
         share = f" for each of {len(paths)} paths" if len(paths) > 1 else ""
         raise values.wrong(
             "long_bytes",
-            f"holds no slot of {format_size(slot_bytes)}{share}; give more, or leave --long-path "
-            "out to run without a long tier",
+            f"holds no {CONTAINERS} containers with a slot of {format_size(slots.largest)}"
+            f"{share}; give more, or leave --long-path out to run without a long tier",
+        )
+    least = PAGE_BYTES if slots.auto else slots.largest
+    container_bytes = values["container_bytes"]
+    if container_bytes is not None and not least <= container_bytes <= most:
+        raise values.wrong(
+            "container_bytes",
+            f"must be from {format_size(least)}, a slot, to {format_size(most)}, a quarter of a "
+            "path's share of --long-bytes; choose one, or leave it out",
         )
     if long_bytes < max_bytes:
         return [
@@ -256,6 +272,17 @@ def settle(values: Values) -> list[str]:
             f"({format_size(max_bytes)}), so it will churn; raise --long-bytes"
         ]
     return []
+
+
+def _long_only() -> list[tuple[str, str]]:
+    """Return fields and names of the flags that mean nothing without a long tier."""
+    flags = {**flags_of(Disk), **flags_of(Policy)}
+    # Memory has slots and a policy, too.
+    return [
+        (field, flag.name)
+        for field, flag in flags.items()
+        if field not in ("slots", "evict_policy")
+    ]
 
 
 def _check_followed(values: Values, own: set[str]) -> None:

@@ -41,6 +41,8 @@ class Values:
                 self.values[field] = flag.value(text)
             except ValueError as error:
                 raise self.wrong(field, str(error)) from error
+            except OSError as error:
+                raise self.wrong(field, f"{error.strerror}; choose another") from error
 
     def __getitem__(self, field: str) -> Any:
         return self.values[field]

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvd import Client, UnavailableError
+from kvd.commands import readers
+from kvd.commands.arguments import ToolParser
 from kvd.errors import ProtocolError
 from kvd.policy.plot import PlotError, draw
 from kvd.policy.rules import DEFAULT_POLICY, POLICIES
@@ -27,8 +29,9 @@ DEFAULT_CAPACITIES = "2%,5%,10%,20%,50%,100%"
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's argument parser."""
-    found = argparse.ArgumentParser(
+    found = ToolParser(
         prog="kvd size",
+        allow_abbrev=False,
         description="How many blocks are worth having: the share of references that an engine "
         "could use (hits before a request's first miss), against the cache's capacity.",
         epilog="Exit status: 0 done, 1 no daemon, 2 usage or an unusable trace.",
@@ -45,15 +48,24 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--capacities",
-        default=DEFAULT_CAPACITIES,
         metavar="SIZE,...",
         help="blocks, or shares of the trace's distinct blocks (default: "
         + DEFAULT_CAPACITIES.replace("%", "%%")
-        + ")",
+        + ", of these what is a block or more)",
     )
-    add("--requests", type=int, metavar="N", help="only the first N requests of the trace")
+    add(
+        "--requests",
+        type=readers.count,
+        metavar="N",
+        help="only the first N requests of the trace",
+    )
     add("--json", action="store_true", help="print one array of rows instead of a table")
-    add("--plot", type=Path, metavar="FILE", help="also draw it: .html, .svg or .png")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="also draw it: .html, .svg, or .png by matplotlib",
+    )
     return found
 
 
@@ -89,8 +101,19 @@ def _of_trace(arguments: argparse.Namespace) -> list[Row]:
             raise ValueError(f"--policies {policy}: choose from {', '.join(POLICIES)}")
     requests = [request.hash_ids for request in read_trace(arguments.trace, arguments.requests)]
     distinct = distinct_blocks(requests)
-    capacities = [parse_capacity(text, distinct) for text in arguments.capacities.split(",")]
+    if not distinct:
+        raise ValueError(f"{arguments.trace}: its requests have no blocks; name another trace")
+    if arguments.capacities is None:
+        capacities = default_capacities(distinct)
+    else:
+        capacities = [parse_capacity(text, distinct) for text in arguments.capacities.split(",")]
     return [simulate(policy, capacity, requests) for policy in policies for capacity in capacities]
+
+
+def default_capacities(distinct: int) -> list[int]:
+    """Return the usual shares of the distinct blocks: of a small trace those that are a block."""
+    shares = [int(float(text[:-1]) / 100 * distinct) for text in DEFAULT_CAPACITIES.split(",")]
+    return sorted({share for share in shares if share})
 
 
 def parse_capacity(text: str, distinct: int) -> int:

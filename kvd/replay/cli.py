@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from kvd import Client, UnavailableError
+from kvd.commands import readers
+from kvd.commands.arguments import ToolParser
 from kvd.policy.rules import DEFAULT_POLICY, POLICIES
 from kvd.replay import killreport, report
 from kvd.replay.backlog import Backlog
@@ -24,7 +26,6 @@ from kvd.replay.killcheck import KillCheck
 from kvd.replay.progress import Meter
 from kvd.replay.sizes import BlockSizes, parse_sizes
 from kvd.replay.trace import Request, TraceError, read_trace
-from tablespace import parse_size
 
 EXIT_DONE = 0
 EXIT_WRONG = 1
@@ -32,27 +33,6 @@ EXIT_USAGE = 2
 SLOT_MULTIPLE = 4096
 CONNECT_TIMEOUT_S = 2.0
 """Patience with a daemon that should be serving already."""
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
-    return number
 
 
 def _shape(text: str) -> Shape:
@@ -71,8 +51,9 @@ def _block_sizes(text: str) -> BlockSizes:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's argument parser."""
-    found = argparse.ArgumentParser(
+    found = ToolParser(
         prog="kvd replay",
+        allow_abbrev=False,
         description="Drive a daemon with a request trace and verify every byte it serves. "
         "Without --socket, a daemon is started over a temporary region and both are removed "
         "afterwards.",
@@ -87,8 +68,8 @@ def parser() -> argparse.ArgumentParser:
         "conversations are generated",
     )
     add("--socket", metavar="PATH", help="drive the daemon that serves here")
-    add("--requests", type=_count, metavar="N", help="stop after this many requests")
-    add("--seconds", type=_positive, metavar="N", help="stop after so many seconds")
+    add("--requests", type=readers.count, metavar="N", help="stop after this many requests")
+    add("--seconds", type=readers.positive, metavar="N", help="stop after so many seconds")
     add(
         "--block-bytes",
         type=_block_sizes,
@@ -98,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--speed",
-        type=_positive,
+        type=readers.positive,
         metavar="X",
         help="keep the trace's times, X times faster (1: as recorded; default: no waiting)",
     )
@@ -108,11 +89,21 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE,...",
         help=f"shape of the generated conversations: {', '.join(Shape.__struct_fields__)}",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the generator and of the kills")
+    add(
+        "--seed",
+        type=readers.whole,
+        default=0,
+        metavar="N",
+        help="of the generator and of the kills",
+    )
     add("--json", action="store_true", help="print one JSON document instead of a table")
     own = found.add_argument_group("the daemon started without --socket")
-    own.add_argument("--max-bytes", type=_size, metavar="SIZE", help="its arena (default 512M)")
-    own.add_argument("--long-bytes", type=_size, metavar="SIZE", help="its region (default 1G)")
+    own.add_argument(
+        "--max-bytes", type=readers.size, metavar="SIZE", help="its arena (default 512M)"
+    )
+    own.add_argument(
+        "--long-bytes", type=readers.size, metavar="SIZE", help="its region (default 1G)"
+    )
     own.add_argument(
         "--evict-policy", choices=POLICIES, help=f"its eviction policy (default {DEFAULT_POLICY})"
     )
@@ -121,13 +112,13 @@ def parser() -> argparse.ArgumentParser:
     )
     own.add_argument(
         "--long-path",
-        type=Path,
+        type=readers.directory,
         metavar="DIR",
         help="make its temporary region below this directory (default $TMPDIR, else /var/tmp)",
     )
     own.add_argument(
         "--kill-rounds",
-        type=_count,
+        type=readers.count,
         metavar="N",
         help="kill -9 it at N random moments, restart it each time, and check that it has every "
         "block it had confirmed as durable",
@@ -175,8 +166,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return _replay(arguments, requests, arguments.socket)
     sizes: BlockSizes = arguments.block_bytes
     parent = arguments.long_path or scratch_parent()
-    if not parent.is_dir():
-        raise FileNotFoundError(f"{parent} is no directory; create it, or name another")
     with scratch_daemon(
         parent,
         max_bytes=arguments.max_bytes,

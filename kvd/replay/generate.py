@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -68,20 +69,29 @@ def parse_shape(text: str) -> Shape:
     ValueError
         For an unknown name or a value of the wrong type or range; the text says which.
     """
-    pairs: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    known = msgspec.structs.asdict(Shape())
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"{item!r} is not NAME=VALUE")
-        pairs[name.strip()] = value.strip()
-    known = ", ".join(Shape.__struct_fields__)
-    for name in pairs:
-        if name not in Shape.__struct_fields__:
-            raise ValueError(f"no setting named {name!r}; known: {known}")
+        name = name.strip()
+        if name not in known:
+            raise ValueError(f"no setting named {name!r}; known: {', '.join(known)}")
+        found[name] = _number(name, value.strip(), type(known[name]))
+    return Shape(**found)
+
+
+def _number(name: str, text: str, kind: type) -> float:
+    """Return a number of the kind that a setting has; ValueError names the setting."""
     try:
-        return msgspec.convert(pairs, Shape, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+        number: float = kind(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} must be {what}, not {text!r}")
+    return number
 
 
 class _Draw:

@@ -213,9 +213,11 @@ def show(report: ReplayReport) -> None:
     output = console()
     output.print(table)
     for reason, count in puts.refusals.items():
-        output.print(f"refused: {count:,} {reason}")
+        output.print(f"refused: {count:,} {reason}", soft_wrap=True)
     if report.wrong_bytes:
-        output.print(f"wrong: {report.wrong_blocks:,} blocks, ids {report.wrong_ids}")
+        output.print(
+            f"wrong: {report.wrong_blocks:,} blocks, ids {report.wrong_ids}", soft_wrap=True
+        )
 
 
 def _cells(block: Latency, batch: Latency) -> list[str]:

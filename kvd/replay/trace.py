@@ -73,10 +73,7 @@ def _open(name: str) -> BinaryIO:
     try:
         return open(name, "rb")
     except OSError as error:
-        raise TraceError(
-            f"{name}: {error.strerror}; name a readable JSONL trace, or leave it out to use "
-            "the built-in generator"
-        ) from error
+        raise TraceError(f"{name}: {error.strerror}; name a readable JSONL trace") from error
 
 
 def _read_lines(file: BinaryIO, name: str, limit: int | None) -> Iterator[Request]:

@@ -50,6 +50,12 @@ class Answer:
 Endpoint = Callable[[], Awaitable[Answer]]
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there, or raise OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+
+
 class HttpThread:
     """Listens at once, serves from `start` on.
 
@@ -78,8 +84,7 @@ class HttpThread:
         self._endpoints = endpoints
         self._every = every
         self._open = 0
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        self._socket = listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()

@@ -12,56 +12,30 @@ from pathlib import Path
 from types import FrameType
 
 from kvd import UnavailableError
+from kvd.commands import readers
+from kvd.commands.arguments import ToolParser
 from kvd.replay.daemon import DaemonError, scratch_daemon, scratch_parent
 from kvd.replay.progress import Meter
 from kvd.soak import report
 from kvd.soak.run import Settings, Soak
-from tablespace import parse_size
 
 EXIT_HELD = 0
 EXIT_BROKEN = 1
 MULTIPLE = 4096
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _block_bytes(text: str) -> int:
-    number = _size(text)
+    number = readers.size(text)
     if number < MULTIPLE or number % MULTIPLE:
         raise argparse.ArgumentTypeError(f"must be a multiple of {MULTIPLE} bytes, not {number}")
     return number
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
-
-
-def _at_least_0(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, not {number}")
-    return number
-
-
-def _minutes(text: str) -> float:
-    number = float(text)
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text}")
-    return number
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command's argument parser."""
-    found = argparse.ArgumentParser(
+    found = ToolParser(
         prog="kvd soak",
+        allow_abbrev=False,
         description="Start a daemon over a temporary region, fill the region to 90 %, and have "
         "clients store, read, lease and delete at random. Clients are killed, and the daemon is "
         "restarted by kill -9 and SIGTERM in the first third of the time. Every byte served is "
@@ -70,16 +44,24 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 all held, 1 something did not or no daemon, 2 usage.",
     )
     add = found.add_argument
-    add("--minutes", type=_minutes, default=30.0, metavar="N", help="how long (default 30)")
-    add("--clients", type=_count, default=8, metavar="N", help="processes at once (default 8)")
+    add(
+        "--minutes", type=readers.positive, default=30.0, metavar="N", help="how long (default 30)"
+    )
+    add(
+        "--clients",
+        type=readers.count,
+        default=8,
+        metavar="N",
+        help="processes at once (default 8)",
+    )
     add(
         "--restarts",
-        type=_at_least_0,
+        type=readers.at_least_0,
         default=5,
         metavar="N",
         help="of the daemon, kill -9 and SIGTERM in turn (default 5)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of everything that is random")
+    add("--seed", type=readers.whole, default=0, metavar="N", help="of everything that is random")
     add(
         "--block-bytes",
         type=_block_bytes,
@@ -87,11 +69,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="size of the largest blocks and of the slots (default 64K)",
     )
-    add("--max-bytes", type=_size, default="256M", metavar="SIZE", help="arena (default 256M)")
-    add("--long-bytes", type=_size, default="1G", metavar="SIZE", help="region (default 1G)")
+    add(
+        "--max-bytes",
+        type=readers.size,
+        default="256M",
+        metavar="SIZE",
+        help="arena (default 256M)",
+    )
+    add(
+        "--long-bytes", type=readers.size, default="1G", metavar="SIZE", help="region (default 1G)"
+    )
     add(
         "--long-path",
-        type=Path,
+        type=readers.directory,
         metavar="DIR",
         help="make the temporary region below this directory (default $TMPDIR, else /var/tmp)",
     )
@@ -122,8 +112,6 @@ def _on_terminate(number: int, frame: FrameType | None) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     parent = arguments.long_path or scratch_parent()
-    if not parent.is_dir():
-        raise FileNotFoundError(f"{parent} is no directory; create it, or name another")
     settings = Settings(
         minutes=arguments.minutes,
         clients=arguments.clients,

@@ -151,29 +151,34 @@ def show(report: SoakReport) -> None:
         )
     output = console()
     output.print(table)
+
+    def say(line: str) -> None:
+        # Whole: the terminal breaks what is too long for it, we might do it inside a number.
+        output.print(line, soft_wrap=True)
+
     restarts = ", ".join(report.restarts) or "none"
-    output.print(f"clients killed {report.clients_killed}, the daemon ended by: {restarts}")
-    output.print(
+    say(f"clients killed {report.clients_killed}, the daemon ended by: {restarts}")
+    say(
         f"calls {report.calls:,}: stored {report.stored:,} (refused {report.refused:,}), "
         f"hits {report.hits:,}, misses {report.misses:,}, read under leases {report.leased:,}, "
         f"deleted {report.deleted:,}"
     )
-    output.print(
+    say(
         f"on the disk: written {report.blocks_written:,}, promoted {report.blocks_promoted:,}, "
         f"evicted {report.evictions:,}"
     )
     if report.rss_growth is not None and report.anonymous_growth is not None:
-        output.print(
+        say(
             f"resident memory in the last two thirds: {100 * report.rss_growth:+.2f} % "
             f"(private {100 * report.anonymous_growth:+.2f} %)"
         )
-    output.print(
+    say(
         f"compared {format_size(report.checked_bytes)}, accounts {report.checks} times, "
         f"at rest {report.checks_at_rest} times"
     )
-    output.print(f"wrong bytes {report.wrong_bytes:,}")
+    say(f"wrong bytes {report.wrong_bytes:,}")
     for problem in report.problems:
-        output.print(f"problem: {problem}")
+        say(f"problem: {problem}")
 
 
 def thinned(samples: Sequence[Sample]) -> list[Sample]:

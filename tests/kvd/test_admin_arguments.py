@@ -49,13 +49,13 @@ def test_an_option_without_its_value_is_a_usage_error(argv):
     ("text", "seconds"), [("7d", 604800), ("12h", 43200), ("1.5m", 90), ("9s", 9), ("9", 9)]
 )
 def test_ages(text, seconds):
-    assert arguments.seconds(text) == seconds
+    assert arguments.seconds("--interval", text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "7 d", "7y", "nan", "inf", "1e9"])
 def test_what_is_no_age(text):
-    with pytest.raises(UsageError):
-        arguments.seconds(text)
+    with pytest.raises(UsageError, match=r"--interval: .* is no time"):
+        arguments.seconds("--interval", text)
 
 
 def test_one_place_is_meant(tmp_path):

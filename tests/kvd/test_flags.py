@@ -248,7 +248,7 @@ def test_statctl_prints_counters_and_the_likely_reason(running):
 def test_statctl_without_a_daemon_exits_with_one(tmp_path):
     done = _run("statctl", "--socket", str(tmp_path / "none"))
     assert done.returncode == 1
-    assert "is the daemon running" in done.stderr
+    assert "start one there (python -m kvd" in done.stderr
 
 
 def test_the_banner_says_how_to_connect(running):

@@ -255,6 +255,14 @@ def test_size_prints_a_table(trace, capsys):
     assert "0.5000" in capsys.readouterr().out
 
 
+def test_size_leaves_out_what_is_no_block_of_a_small_trace(trace, capsys):
+    """It refused its own default, `2%`, which nobody had given."""
+    assert kvd(["size", trace([[1, 2, 3]]), "--policies", "lru", "--json"]) == 0
+    assert [row["capacity_blocks"] for row in json.loads(capsys.readouterr().out)] == [1, 3]
+    assert kvd(["size", trace([[]])]) == 2
+    assert "have no blocks" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["html", "svg"])
 def test_size_draws(trace, tmp_path, capsys, ending):
     plot = tmp_path / f"plot.{ending}"

@@ -116,9 +116,12 @@ def test_a_budget_larger_than_the_volume_is_said_with_one_that_fits(tmp_path):
     """A peer looked at the host's disk, filled a smaller volume, and its pod was evicted."""
     config = parse(["--long-path", str(tmp_path / "p"), "--long-bytes", "900T"], {})
     (finding,) = preflight._room(config, config.long_path)
-    assert finding.level == "warn"
+    # The start is refused; under a floor, or as one of several, the path is tried again.
+    assert finding.level == "fail"
     assert "900T" in finding.found
     assert "would fit" in finding.remedy
+    floor = parse(["--long-path", str(tmp_path / "p"), "--long-bytes=900T", "--free-floor=1"], {})
+    assert [each.level for each in preflight._room(floor, floor.long_path)] == ["warn"]
     assert any("can't fit" in warning for warning in preflight.start_warnings(config))
     small = parse(["--long-path", str(tmp_path / "p"), "--long-bytes", "16M"], {})
     assert not any("disk space" in warning for warning in preflight.start_warnings(small))

@@ -98,8 +98,8 @@ def test_overlong_line_is_refused_without_reading_it_all(
         list(read_trace(path))
 
 
-def test_absent_file_names_the_generator_as_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="built-in generator"):
+def test_absent_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="name a readable JSONL trace"):
         list(read_trace(tmp_path / "absent.jsonl"))
 
 
@@ -187,7 +187,9 @@ def test_shape_is_parsed_over_the_defaults() -> None:
     [
         ("conversation=7", "no setting named 'conversation'; known: conversations"),
         ("turns", "not NAME=VALUE"),
-        ("turns=many", "turns"),
+        ("turns=many", "turns must be a whole number, not 'many'"),
+        ("zipf=x", "zipf must be a number, not 'x'"),
+        ("zipf=nan", "zipf must be a number"),
         ("turns=0", "turns must be at least 1"),
         ("abandon=1.5", "abandon is a probability"),
         ("message_tokens=-1", "message_tokens must not be negative"),

@@ -60,6 +60,7 @@ def test_ls_lists_every_key_in_order(region: Path, calls: Any, values: dict[byte
         f"hex:{key.hex()}" for key in sorted(values)
     ]
     assert text[1].endswith("-") and text[2].endswith("alpha") and text[-1] == "5 keys"
+    assert calls.text("ls", region, "--prefix", "alpha").splitlines()[-1] == "1 key"
     found = calls.json("ls", region)
     assert (found["total"], found["shown"]) == (5, 5)
     assert [bytes.fromhex(row["key"]) for row in found["entries"]] == sorted(values)

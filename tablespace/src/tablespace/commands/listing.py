@@ -54,4 +54,4 @@ def _lines(rows: Iterator[dict[str, Any]], keys: list[bytes], total: int) -> Ite
         key = f"hex:{row['key']}"
         yield f"{key:<{width}} {row['length']:>10} {place:>15} {row['seq']:>10}  {text}"
     left = "" if len(keys) == total else f", {total - len(keys)} more not shown"
-    yield f"{len(keys)} keys{left}"
+    yield f"{len(keys)} {'key' if len(keys) == 1 else 'keys'}{left}"
