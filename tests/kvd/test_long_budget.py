@@ -1,5 +1,6 @@
 """The budget of bytes: kept through kills and restarts, grown, shrunk, with a floor below it."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -19,8 +20,12 @@ BUDGET = 16 << 20
 
 def disk_bytes(*directories):
     """Return what `du` shows for directories."""
-    paths = [each for one in directories for each in (one, *one.rglob("*"))]
-    return sum(path.stat().st_blocks * 512 for path in paths)
+    total = 0
+    for path in [each for one in directories for each in (one, *one.rglob("*"))]:
+        # A file may get another name, or go, before it is looked at.
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def put_at_pace(client, blocks, values):

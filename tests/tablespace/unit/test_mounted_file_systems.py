@@ -75,7 +75,7 @@ import os, sys, tablespace
 try:
     tablespace.open(sys.argv[1], max_bytes="64M")
 except OSError as error:
-    print(error.errno, error, sorted(os.listdir(sys.argv[1] + "/containers")))
+    print(error.errno, error, os.path.exists(sys.argv[1]))
 """
 
 ONE = """
@@ -219,4 +219,4 @@ def test_a_budget_larger_than_the_disk_is_refused_when_made(tmp_path: Path) -> N
         tmp_path, 'mkdir m; mount -t tmpfs -o size=8m none m; "$0" -c "$1" m/region', TOO_LARGE
     )
     assert said.startswith("28 ") and "Remedy: a smaller max_bytes" in said
-    assert "64M" in said and said.rstrip().endswith("[]")
+    assert "64M" in said and said.rstrip().endswith("False")
