@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kvd
-from kvd_connectors.vllm.metadata import SavesDone, StepMetadata
+from kvd_connectors.vllm.metadata import StepMetadata, WorkerNews
 from kvd_connectors.vllm.options import read_options
 from kvd_connectors.vllm.plan import make_plan
 from kvd_connectors.vllm.scheduler import SchedulerSide
@@ -201,8 +201,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Return exactly the blocks that were not loaded."""
         return self._working().failed()[0] if self._plan.single else set()
 
-    def build_connector_worker_meta(self) -> SavesDone | None:
-        """Tell the scheduler's side how far the saves are."""
+    def build_connector_worker_meta(self) -> WorkerNews | None:
+        """Tell the scheduler's side how far the saves are and whose loads failed."""
         return self._working().news()
 
     def _metadata(self) -> StepMetadata:

@@ -118,16 +118,24 @@ class Loader:
     def _load_batch(self, number: int, pairs: list[Pair]) -> set[int]:
         pages = self._pages[number]
         failed: set[int] = set()
+        bad: list[bytes] = []
         with self._blocks[number].lease([key for _, key in pairs]) as views:
-            for (block, _), view in zip(pairs, views, strict=True):
-                if view is None or view.nbytes != pages.block_bytes:
-                    failed.add(block)
-                else:
+            for (block, key), view in zip(pairs, views, strict=True):
+                if view is not None and view.nbytes == pages.block_bytes:
                     pages.scatter(block, view)
+                    continue
+                failed.add(block)
+                if view is not None:
+                    bad.append(key)
         loaded = len(pairs) - len(failed)
         self._counts.add("blocks_loaded", loaded)
         self._counts.add("bytes_loaded", loaded * pages.block_bytes)
         if self._digests is not None:
             there = [pair for pair in pairs if pair[0] not in failed]
-            failed |= self._digests.wrong(number, there)
+            wrong = self._digests.wrong(number, there)
+            bad += [key for block, key in there if block in wrong]
+            failed |= wrong
+        if bad:
+            # Nobody is to meet them again, and what is computed in their place is saved.
+            self._blocks[number].delete(bad)
         return failed

@@ -35,15 +35,22 @@ class StepMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class SavesDone(KVConnectorWorkerMetadata):
-    """How many transfers of each request were saved or given up, by worker, in all.
+class WorkerNews(KVConnectorWorkerMetadata):
+    """What became of transfers since the last step.
 
-    Only of requests with news.
+    Attributes
+    ----------
+    saves_done : dict of int to dict of str to int
+        How many transfers of a request were saved or given up, by worker, in all. Only of
+        requests with news.
+    failed : set of str
+        Requests of which a block could not be loaded.
     """
 
-    by_rank: dict[int, dict[str, int]]
+    saves_done: dict[int, dict[str, int]]
+    failed: set[str] = field(default_factory=set)
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> SavesDone:
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerNews:
         """Return what several workers say."""
-        assert isinstance(other, SavesDone)
-        return SavesDone({**self.by_rank, **other.by_rank})
+        assert isinstance(other, WorkerNews)
+        return WorkerNews({**self.saves_done, **other.saves_done}, self.failed | other.failed)

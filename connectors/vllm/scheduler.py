@@ -7,7 +7,7 @@ from typing import Any
 
 import kvd
 from kvd_connectors.vllm.counts import Counts
-from kvd_connectors.vllm.metadata import SavesDone, StepMetadata
+from kvd_connectors.vllm.metadata import StepMetadata, WorkerNews
 from kvd_connectors.vllm.options import Keep, Options, read_keep
 from kvd_connectors.vllm.plan import Plan
 from kvd_connectors.vllm.transfer import Pair, Transfer
@@ -25,6 +25,8 @@ class Tracked:
         Transfers to save that were handed to the workers.
     done : dict of int to int
         How many of them each worker is through with.
+    has_failed : bool
+        Whether a load failed: what is there and cannot be loaded would be tried for ever.
     """
 
     request: Any
@@ -32,6 +34,7 @@ class Tracked:
     units_saved: int = 0
     saves: int = 0
     done: dict[int, int] = field(default_factory=dict)
+    has_failed: bool = False
 
 
 # (numbers of a request's blocks by group, units to load): decided on, not yet told the workers.
@@ -88,7 +91,9 @@ class SchedulerSide:
         At least one token is left to compute: its output is what the engine goes on from.
         """
         tracked = self._requests.get(request.request_id)
-        if tracked is None or tracked.keep.retention == "none" or not self.plan.groups:
+        if tracked is None or tracked.has_failed or not self.plan.groups:
+            return 0, False
+        if tracked.keep.retention == "none":
             return 0, False
         unit = self.plan.unit_tokens
         first = computed_tokens // unit
@@ -206,11 +211,17 @@ class SchedulerSide:
         """Take in what the workers finished."""
         self._delayed.difference_update(output.finished_sending or ())
         news = output.kv_connector_worker_meta
-        for rank, requests in news.by_rank.items() if isinstance(news, SavesDone) else ():
+        if not isinstance(news, WorkerNews):
+            return
+        for rank, requests in news.saves_done.items():
             for request_id, done in requests.items():
                 tracked = self._requests.get(request_id)
                 if tracked is not None:
                     tracked.done[rank] = done
+        for request_id in news.failed:
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.has_failed = True
 
     def is_waiting(self) -> bool:
         """Say whether blocks of finished requests wait for the workers."""

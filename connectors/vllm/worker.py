@@ -11,7 +11,7 @@ import kvd
 from kvd_connectors.vllm.counts import Counts
 from kvd_connectors.vllm.digests import Digests
 from kvd_connectors.vllm.loading import Loader
-from kvd_connectors.vllm.metadata import SavesDone, StepMetadata
+from kvd_connectors.vllm.metadata import StepMetadata, WorkerNews
 from kvd_connectors.vllm.options import Options
 from kvd_connectors.vllm.pages import LayoutError, Pages
 from kvd_connectors.vllm.plan import Plan
@@ -55,6 +55,7 @@ class WorkerSide:
         # Where nothing is saved, or loaded: what the scheduler's side thinks is on its way.
         self._unsaved: set[str] = set()
         self._unloaded: dict[str, set[int]] = {}
+        self._failed: set[str] = set()
 
     def register(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's cache into use; a layout that is not understood is left alone."""
@@ -153,10 +154,11 @@ class WorkerSide:
             received |= self._loader.take()
         return sent, received
 
-    def news(self) -> SavesDone | None:
-        """Return how far the saves are, if there are news."""
+    def news(self) -> WorkerNews | None:
+        """Return how far the saves are and whose loads failed, if there are news."""
         found = self._saver.take_news() if self._saver is not None else {}
-        return SavesDone({self._rank: found}) if found else None
+        failed, self._failed = self._failed, set()
+        return WorkerNews({self._rank: found}, failed) if found or failed else None
 
     def failed(self) -> tuple[set[int], set[str]]:
         """Return blocks that could not be loaded, and the requests they are of."""
@@ -165,6 +167,7 @@ class WorkerSide:
         if self._loader is not None:
             more = self._loader.take_failed()
             blocks, requests = blocks | more[0], requests | more[1]
+        self._failed |= requests
         return blocks, requests
 
     def _written(self) -> Callable[[], None]:
