@@ -65,9 +65,9 @@ def test_however_the_engine_works_its_blocks_come_back(vllm: Any, daemon: Any, w
 
 def test_preempted_requests_end_as_they_would(vllm: Any, daemon: Any) -> None:
     """Their blocks are given to others while they may still be read for a save."""
-    many = {"do": "generate", "prompts": [[200, start] for start in range(8)], "tokens": 24}
+    many = {"do": "generate", "prompts": [[190, start] for start in range(8)], "tokens": 48}
     plain = vllm([many]).rest()[-1]
-    engine = {"num_gpu_blocks_override": 26}
+    engine = {"num_gpu_blocks_override": 26, "max_model_len": 512}
     crowded = vllm([many, many], socket=str(daemon.socket), engine=engine).rest()
     assert crowded[-1]["preemptions"] > 0
     for each in crowded[1:]:
