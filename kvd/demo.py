@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _on_terminate)
     logging.basicConfig(format="%(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
+    handlers = logging.getLogger().handlers[:]
+    for handler in handlers:
         handler.addFilter(_as_planned)
     replay: InterruptedReplay | None = None
     failed = True
@@ -180,6 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kvd demo: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("kvd demo: interrupted", file=sys.stderr)
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_as_planned)
     wrong = replay.wrong_bytes if replay is not None else 0
     sys.stderr.flush()
     print(f"wrong bytes: {wrong}", flush=True)
