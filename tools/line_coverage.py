@@ -51,7 +51,7 @@ TESTS = [
 # An exception from a signal strikes the tracer as well, and coverage.py then drops its plugin, or
 # a function that cannot raise loses what the tracer raised;
 # damage to every byte takes an hour under a tracer and runs no line that other damage does not.
-LEFT_OUT = "not signal_anywhere and not test_interrupted_calls and not every_byte"
+LEFT_OUT = "not signal_anywhere and not interrupt and not every_byte"
 # Declarations that Cython counts as lines are run at import or never.
 SETTINGS = """
 [run]
