@@ -33,11 +33,10 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 import kvd
 from kvd_connectors.identity import fingerprint, namespace_of
 from kvd_connectors.vllm.options import Keep, read_keep
+from kvd_connectors.vllm.transfer import Pair, batches
 
 logger = logging.getLogger(__name__)
 
-BATCH_BYTES = 16 << 20
-MAX_BATCH_BLOCKS = 256
 JOIN_S = 10.0
 
 
@@ -200,22 +199,19 @@ class KvdSecondaryTier(SecondaryTierManager):
 
     # -- in the threads ------------------------------------------------------------------------
 
-    def _pairs(self, job: TransferJob) -> list[tuple[bytes, int]]:
+    def _pairs(self, job: TransferJob) -> list[Pair]:
         return [
-            (bytes(key), int(chunk)) for key, chunk in zip(job.keys, job.chunk_ids, strict=True)
+            (int(chunk), bytes(key)) for key, chunk in zip(job.keys, job.chunk_ids, strict=True)
         ]
-
-    def _batches(self, pairs: list[tuple[bytes, int]]) -> Iterable[list[tuple[bytes, int]]]:
-        step = max(1, min(MAX_BATCH_BLOCKS, BATCH_BYTES // self._block_size_bytes))
-        return (pairs[first : first + step] for first in range(0, len(pairs), step))
 
     def _store(self, job: TransferJob) -> JobResult:
         started = time.monotonic()
         keep = self.keep_of(job.req_context)
+        wanted = self._pairs(job) if keep.retention != "none" else []
         stored = 0
         try:
-            for part in self._batches(self._pairs(job) if keep.retention != "none" else []):
-                items = [(key, self._chunks[chunk].data) for key, chunk in part]
+            for part in batches(wanted, self._block_size_bytes):
+                items = [(key, self._chunks[chunk].data) for chunk, key in part]
                 stored += sum(
                     self.blocks.put_many(items, retention=keep.retention, ttl_s=keep.ttl_s)
                 )
@@ -234,18 +230,18 @@ class KvdSecondaryTier(SecondaryTierManager):
         loaded: list[OffloadKey] = []
         pairs = self._pairs(job)
         try:
-            for part in self._batches(pairs):
-                buffers = [self._chunks[chunk].data for _, chunk in part]
-                lengths = self.blocks.get_many_into([key for key, _ in part], buffers)
+            for part in batches(pairs, self._block_size_bytes):
+                buffers = [self._chunks[chunk].data for chunk, _ in part]
+                lengths = self.blocks.get_many_into([key for _, key in part], buffers)
                 loaded += [
                     OffloadKey(key)
-                    for (key, _), length in zip(part, lengths, strict=True)
+                    for (_, key), length in zip(part, lengths, strict=True)
                     if length == self._block_size_bytes
                 ]
         except Exception:
             logger.exception("loading chunks failed")
         there = set(loaded)
-        missed = [OffloadKey(key) for key, _ in pairs if key not in there]
+        missed = [OffloadKey(key) for _, key in pairs if key not in there]
         if missed:
             self._missed.put(missed)
         return JobResult(

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from kvd import NamespaceHandle
 from kvd_connectors.vllm.counts import Counts
 from kvd_connectors.vllm.digests import Digests
-from kvd_connectors.vllm.transfer import Pair, Transfer
+from kvd_connectors.vllm.transfer import Pair, Transfer, batches
 
-BATCH_BYTES = 16 << 20
-MAX_BATCH_BLOCKS = 256
 JOIN_S = 10.0
 
 if TYPE_CHECKING:
@@ -109,10 +107,8 @@ class Loader:
 
     def _load_group(self, number: int, pairs: list[Pair]) -> set[int]:
         failed: set[int] = set()
-        size = self._pages[number].block_bytes
-        step = max(1, min(MAX_BATCH_BLOCKS, BATCH_BYTES // size))
-        for first in range(0, len(pairs), step):
-            failed |= self._load_batch(number, pairs[first : first + step])
+        for part in batches(pairs, self._pages[number].block_bytes):
+            failed |= self._load_batch(number, part)
         return failed
 
     def _load_batch(self, number: int, pairs: list[Pair]) -> set[int]:

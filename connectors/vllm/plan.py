@@ -47,9 +47,9 @@ class Group(msgspec.Struct, frozen=True):
     block_tokens: int
     hashes: int
 
-    def key(self, block_hashes: Sequence[bytes], index: int) -> bytes:
-        """Return the key of a request's block of this group."""
-        return bytes(block_hashes[(index + 1) * self.hashes - 1])
+    def keys(self, block_hashes: Sequence[bytes], first: int, last: int) -> Sequence[bytes]:
+        """Return the keys of a request's blocks of this group, from one to before another."""
+        return block_hashes[(first + 1) * self.hashes - 1 : last * self.hashes : self.hashes]
 
 
 class Plan(msgspec.Struct, frozen=True):

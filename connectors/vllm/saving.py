@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from kvd import NamespaceHandle
 from kvd_connectors.vllm.counts import Counts
 from kvd_connectors.vllm.digests import Digests
-from kvd_connectors.vllm.transfer import Pair, Transfer
+from kvd_connectors.vllm.transfer import Pair, Transfer, batches
 
-BATCH_BYTES = 16 << 20
-MAX_BATCH_BLOCKS = 256
 JOIN_S = 10.0
 
 if TYPE_CHECKING:
@@ -166,9 +164,8 @@ class Saver:
 
     def _save(self, save: Save) -> None:
         for number, pairs in enumerate(save.transfer.pairs):
-            step = max(1, min(MAX_BATCH_BLOCKS, BATCH_BYTES // self._pages[number].block_bytes))
-            for first in range(0, len(pairs), step):
-                self._save_batch(save, number, pairs[first : first + step])
+            for part in batches(pairs, self._pages[number].block_bytes):
+                self._save_batch(save, number, part)
 
     def _save_batch(self, save: Save, number: int, pairs: list[Pair]) -> None:
         pages, blocks = self._pages[number], self._blocks[number]

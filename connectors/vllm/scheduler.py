@@ -113,10 +113,7 @@ class SchedulerSide:
                 if not found:
                     return 0
                 each = self.plan.unit_tokens // group.block_tokens
-                keys = [
-                    group.key(block_hashes, index)
-                    for index in range(first * each, (first + found) * each)
-                ]
+                keys = group.keys(block_hashes, first * each, (first + found) * each)
                 found = blocks.match_prefix(keys) // each
         return found
 
@@ -184,13 +181,10 @@ class SchedulerSide:
             each = self.plan.unit_tokens // group.block_tokens
             ids = block_ids[group.number]
             # Block 0 stands for one that fell out of a sliding window.
-            pairs.append(
-                [
-                    (ids[index], group.key(tracked.request.block_hashes, index))
-                    for index in range(first * each, min(last * each, len(ids)))
-                    if ids[index]
-                ]
-            )
+            end = min(last * each, len(ids))
+            keys = group.keys(tracked.request.block_hashes, first * each, end)
+            blocks = zip(ids[first * each : end], keys, strict=True)
+            pairs.append([(block, bytes(key)) for block, key in blocks if block])
         return Transfer(tracked.request.request_id, pairs, tracked.keep)
 
     def finished(self, request: Any) -> bool:

@@ -55,6 +55,7 @@ class WorkerSide:
         # Where nothing is saved, or loaded: what the scheduler's side thinks is on its way.
         self._unsaved: set[str] = set()
         self._unloaded: dict[str, set[int]] = {}
+        self._received: set[str] = set()
         self._failed: set[str] = set()
 
     def register(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -125,6 +126,9 @@ class WorkerSide:
                 self._unloaded[transfer.request] = {
                     block for pairs in transfer.pairs for block, _ in pairs
                 }
+            if metadata.is_async:
+                # Only of such loads the engine wants to hear that they are over.
+                self._received.update(self._unloaded)
             return
         for transfer in metadata.loads:
             if metadata.is_async:
@@ -149,7 +153,7 @@ class WorkerSide:
         sent, self._unsaved = self._unsaved, set()
         if self._saver is not None:
             sent |= self._saver.finished(ended)
-        received = set(self._unloaded)
+        received, self._received = self._received, set()
         if self._loader is not None:
             received |= self._loader.take()
         return sent, received
