@@ -162,3 +162,22 @@ def test_a_failed_sync_makes_the_store_read_only_and_keeps_reads(region: Disk) -
     cause = workload.recorder.failures[-1].__cause__
     assert isinstance(cause, OSError) and cause.errno == errno.EIO
     assert workload.recorder.get_many([KEYS[0]])[KEYS[0]] is not None
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_step_of_the_queue_whose_sync_fails_may_have_evicted_what_reads_still_find(
+    region: Disk, nth: int
+) -> None:
+    """The step drops what was queued and raises nothing; the oracle must know all the same."""
+    workload = Workload(GEOMETRY, disk=region.survivor(), evict=True)
+    workload.put(*KEYS[:4])
+    workload.put(KEYS[4], KEYS[5], durability="interval")
+    workload.disk.faults = FaultPlan(Fault("sync", nth, errno.EIO))
+    workload.step()
+    workload.disk.faults = None
+    store = workload.recorder.store
+    assert store is not None
+    assert (store.stats().failed is not None) == (store.stats().queue_dropped > 0)
+    workload.recorder.get_many(KEYS)
+    workload.crash()
+    workload.recorder.get_many(KEYS)

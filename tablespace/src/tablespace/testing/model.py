@@ -238,9 +238,12 @@ class Recorder:
             # What was queued may be written where nobody knew of bad sectors.
             for key in self._lost(list(self._fresh)):
                 self._fresh[key] |= _MISS
-        self._forget_dropped(dropped)
+        lossless = self._forget_dropped(dropped)
         # An observer of the disk may have put and deleted meanwhile.
         after = self.allowed if during is before else before
+        if not lossless and store.stats().failed is not None:
+            # Records of evictions are in doubt: the store still has the keys, a crash may not.
+            after = during
         if promises:
             after = {**after, **self._fresh}
             self._fresh.clear()
