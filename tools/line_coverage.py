@@ -48,15 +48,20 @@ TESTS = [
     *(f"tests/tablespace/{name}" for name in ("unit", "conformance", "format", "fuzz")),
     *(f"tests/tablespace/crash/test_{name}.py" for name in CRASHES),
 ]
-# An exception from a signal strikes the tracer as well, and coverage.py then drops its plugin, or
-# a function that cannot raise loses what the tracer raised;
-# damage to every byte takes an hour under a tracer and runs no line that other damage does not.
-LEFT_OUT = "not signal_anywhere and not interrupt and not every_byte"
+# An exception from a signal strikes the tracer as well: coverage.py then drops its plugin, or a
+# function that cannot raise loses what the tracer raised. So each of these runs in a process of
+# its own; what it ran before such an end counts, how it ends does not.
+INTERRUPTS = "signal_anywhere or interrupt"
+INTERRUPT_SECONDS = 120
+# Damage to every byte takes an hour under a tracer and runs no line that other damage does not.
+LEFT_OUT = f"not ({INTERRUPTS} or every_byte)"
 # Declarations that Cython counts as lines are run at import or never.
 SETTINGS = """
 [run]
 plugins = Cython.Coverage
 core = ctrace
+parallel = true
+sigterm = true
 data_file = {data}
 include =
 {include}
@@ -76,42 +81,89 @@ def lay_generated_code_beside(packages: Path) -> None:
         shutil.copyfile(generated, source.with_suffix(".c"))
 
 
+class Tracer:
+    """Runs pytest under coverage.py in the instrumented environment.
+
+    Parameters
+    ----------
+    python : Path
+        The environment's interpreter.
+    packages : Path
+        Where its packages lie. Code objects of Cython name their files relative to it.
+    """
+
+    def __init__(self, python: Path, packages: Path) -> None:
+        self.python = python
+        self.packages = packages
+        self.settings = ENVIRONMENT / "coverage.ini"
+        include = "".join(f"    {packages}/tablespace/{name}\n" for name in MEASURED)
+        data = ENVIRONMENT / "coverage.data"
+        self.settings.write_text(SETTINGS.format(data=data, include=include))
+        for old in ENVIRONMENT.glob("coverage.data*"):
+            old.unlink()
+
+    def coverage(self, command: str, *arguments: str) -> list[str]:
+        """Return a command line of coverage.py."""
+        return [
+            str(self.python), "-m", "coverage", command, f"--rcfile={self.settings}", *arguments
+        ]  # fmt: skip
+
+    def pytest(self, *arguments: str) -> list[str]:
+        """Return the arguments that run pytest on the project's tests from elsewhere."""
+        configuration = ["-c", str(ROOT / "pyproject.toml"), "-o", "timeout=3600"]
+        return ["-m", "pytest", "-q", f"--rootdir={ROOT}", *configuration, *arguments]
+
+    def test(self, *arguments: str) -> int:
+        """Run tests traced; return pytest's exit status."""
+        command = self.coverage("run", *self.pytest(*arguments))
+        return subprocess.run(command, cwd=self.packages, check=False).returncode
+
+    def collect(self, *arguments: str) -> list[str]:
+        """Return the names of tests, as pytest takes them."""
+        command = [str(self.python), *self.pytest("--collect-only", *arguments)]
+        found = subprocess.run(
+            command, cwd=self.packages, capture_output=True, text=True, check=True
+        )
+        return [str(ROOT / line) for line in found.stdout.splitlines() if "::" in line]
+
+    def test_apart(self, name: str) -> str:
+        """Run one test traced, in a process that is ended in time; return how it ended."""
+        child = subprocess.Popen(
+            self.coverage("run", *self.pytest(name)), cwd=self.packages, stdout=subprocess.DEVNULL
+        )
+        try:
+            return "passed" if child.wait(INTERRUPT_SECONDS) == 0 else "failed under the tracer"
+        except subprocess.TimeoutExpired:
+            child.terminate()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        return "did not end under the tracer"
+
+    def report(self) -> int:
+        """Print the lines not run; return 0 where enough were."""
+        subprocess.run(self.coverage("combine", "--quiet"), cwd=self.packages, check=True)
+        least = f"--fail-under={LEAST_PERCENT}"
+        return subprocess.run(
+            self.coverage("report", least), cwd=self.packages, check=False
+        ).returncode
+
+
 def main(arguments: list[str]) -> int:
     """Build, run pytest under coverage.py, print the report; return an exit status."""
     python = build(ENVIRONMENT, ["-Dlinetrace=true", "-Ddebug=false", "-Doptimization=1"])
     packages = packages_of(ENVIRONMENT)
     lay_generated_code_beside(packages)
-    settings = ENVIRONMENT / "coverage.ini"
-    include = "".join(f"    {packages}/tablespace/{name}\n" for name in MEASURED)
-    data = ENVIRONMENT / "coverage.data"
-    settings.write_text(SETTINGS.format(data=data, include=include))
-    tests = arguments or [*(str(ROOT / name) for name in TESTS), "-m", "not long", "-k", LEFT_OUT]
-    coverage = [str(python), "-m", "coverage"]
-    # Code objects of Cython name their files relative to the directory of the package.
-    tested = subprocess.run(
-        [
-            *coverage,
-            "run",
-            f"--rcfile={settings}",
-            "-m",
-            "pytest",
-            "-q",
-            f"--rootdir={ROOT}",
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "-o",
-            "timeout=3600",
-            *tests,
-        ],
-        cwd=packages,
-        check=False,
-    ).returncode
-    reported = subprocess.run(
-        [*coverage, "report", f"--rcfile={settings}", f"--fail-under={LEAST_PERCENT}"],
-        cwd=packages,
-        check=False,
-    ).returncode
-    return tested or reported
+    tracer = Tracer(python, packages)
+    if arguments:
+        return tracer.test(*arguments) or tracer.report()
+    chosen = [*(str(ROOT / name) for name in TESTS), "-m", "not long"]
+    tested = tracer.test(*chosen, "-k", LEFT_OUT)
+    for name in tracer.collect(*chosen, "-k", INTERRUPTS):
+        print(f"{Path(name).name}: {tracer.test_apart(name)}", flush=True)
+    return tested or tracer.report()
 
 
 if __name__ == "__main__":

@@ -170,6 +170,7 @@ TestEvictingModes.settings = SMALL
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)  # A failure is made small for five minutes more.
 @pytest.mark.parametrize(
     "machine", [StoreMachine, EvictingMachine, ModesMachine, EvictingModesMachine]
 )
