@@ -1,6 +1,6 @@
 """The model's operations drawn evenly, many to a history: what a search for small examples shuns.
 
-A failure names its seed: ``pytest "…::test_histories_drawn_evenly[…]"`` draws the same again.
+A failure names its seed: ``pytest "...::test_histories_drawn_evenly[…]"`` draws the same again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def an_operation(chance: random.Random) -> Operation:
     return chance.choice(operations)
 
 
-def run(machine: StoreMachine, chance: random.Random) -> None:
+def check_history(machine: StoreMachine, chance: random.Random) -> None:
     machine.accounts()
     for _ in range(STEPS):
         name, arguments = an_operation(chance)
@@ -74,13 +74,11 @@ def run(machine: StoreMachine, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("machine", [ModesMachine, EvictingModesMachine])
-@pytest.mark.parametrize(
-    "first, count", [(0, 40), pytest.param(40, 1500, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("first, count", [(0, 40), pytest.param(40, 1500, marks=pytest.mark.long)])
 def test_histories_drawn_evenly(machine: type[StoreMachine], first: int, count: int) -> None:
     for seed in range(first, first + count):
         try:
-            run(machine(), random.Random(seed))
+            check_history(machine(), random.Random(seed))
         except BaseException as error:
             error.add_note(f"the history of seed {seed}")
             raise
