@@ -1,6 +1,6 @@
 """The model's operations drawn evenly, many to a history: what a search for small examples shuns.
 
-A failure names its seed: ``pytest "...::test_histories_drawn_evenly[…]"`` draws the same again.
+A failure names its seed, which draws the same history again.
 """
 
 from __future__ import annotations
