@@ -3,15 +3,19 @@
     python tools/line_coverage.py [pytest's arguments]
 
 The engine is built with -Dlinetrace=true into .venv-coverage, where the generated C lies beside
-each .pyx: Cython's plugin for coverage.py reads from it which lines can run.  The exit status is
-0 only where the tests passed and the share of lines is at least 95 %.
+each .pyx: Cython's plugin for coverage.py reads from it which lines can run.  Every file of tests
+runs in a process of its own, and how it ended is printed, but whether tests pass is not the point
+here: some cannot under a tracer.  The exit status is 0 where the share of lines is at least 95 %.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from instrumented_venv import ROOT, build, packages_of
@@ -49,12 +53,12 @@ TESTS = [
     *(f"tests/tablespace/crash/test_{name}.py" for name in CRASHES),
 ]
 # An exception from a signal strikes the tracer as well: coverage.py then drops its plugin, or a
-# function that cannot raise loses what the tracer raised. So each of these runs in a process of
-# its own; what it ran before such an end counts, how it ends does not.
+# function that cannot raise loses what the tracer raised. So each of these runs alone.
 INTERRUPTS = "signal_anywhere or interrupt"
-INTERRUPT_SECONDS = 120
 # Damage to every byte takes an hour under a tracer and runs no line that other damage does not.
-LEFT_OUT = f"not ({INTERRUPTS} or every_byte)"
+LEFT_OUT = "every_byte"
+# Every traced line takes the GIL: threads that race each other may take longer than anybody waits.
+LIMIT_SECONDS = 400
 # Declarations that Cython counts as lines are run at import or never.
 SETTINGS = """
 [run]
@@ -102,53 +106,55 @@ class Tracer:
         for old in ENVIRONMENT.glob("coverage.data*"):
             old.unlink()
 
-    def coverage(self, command: str, *arguments: str) -> list[str]:
+    def _coverage(self, command: str, *arguments: str) -> list[str]:
         """Return a command line of coverage.py."""
-        return [
-            str(self.python), "-m", "coverage", command, f"--rcfile={self.settings}", *arguments
-        ]  # fmt: skip
+        run = [str(self.python), "-m", "coverage", command, f"--rcfile={self.settings}"]
+        return [*run, *arguments]
 
-    def pytest(self, *arguments: str) -> list[str]:
+    def _pytest(self, *arguments: str) -> list[str]:
         """Return the arguments that run pytest on the project's tests from elsewhere."""
         configuration = ["-c", str(ROOT / "pyproject.toml"), "-o", "timeout=3600"]
         return ["-m", "pytest", "-q", f"--rootdir={ROOT}", *configuration, *arguments]
 
-    def test(self, *arguments: str) -> int:
-        """Run tests traced; return pytest's exit status."""
-        command = self.coverage("run", *self.pytest(*arguments))
-        return subprocess.run(command, cwd=self.packages, check=False).returncode
-
     def collect(self, *arguments: str) -> list[str]:
         """Return the names of tests, as pytest takes them."""
-        command = [str(self.python), *self.pytest("--collect-only", *arguments)]
         found = subprocess.run(
-            command, cwd=self.packages, capture_output=True, text=True, check=True
+            [str(self.python), *self._pytest("--collect-only", *arguments)],
+            cwd=self.packages,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return [str(ROOT / line) for line in found.stdout.splitlines() if "::" in line]
 
-    def test_apart(self, name: str) -> str:
-        """Run one test traced, in a process that is ended in time; return how it ended."""
-        child = subprocess.Popen(
-            self.coverage("run", *self.pytest(name)), cwd=self.packages, stdout=subprocess.DEVNULL
-        )
-        try:
-            return "passed" if child.wait(INTERRUPT_SECONDS) == 0 else "failed under the tracer"
-        except subprocess.TimeoutExpired:
-            child.terminate()
-        try:
-            child.wait(10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        return "did not end under the tracer"
+    def test(self, *arguments: str) -> str:
+        """Run tests traced, in a process that is ended in time; return how they ended."""
+        with tempfile.TemporaryFile("w+") as log:
+            child = subprocess.Popen(
+                self._coverage("run", *self._pytest(*arguments)),
+                cwd=self.packages,
+                stdout=log,
+                stderr=log,
+            )
+            try:
+                child.wait(LIMIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                # What it has run is saved on the way out.
+                child.terminate()
+                try:
+                    child.wait(60)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+                return f"ended after {LIMIT_SECONDS} s"
+            log.seek(0)
+            return log.read().strip().rpartition("\n")[2]
 
     def report(self) -> int:
         """Print the lines not run; return 0 where enough were."""
-        subprocess.run(self.coverage("combine", "--quiet"), cwd=self.packages, check=True)
-        least = f"--fail-under={LEAST_PERCENT}"
-        return subprocess.run(
-            self.coverage("report", least), cwd=self.packages, check=False
-        ).returncode
+        subprocess.run(self._coverage("combine", "--quiet"), cwd=self.packages, check=True)
+        report = self._coverage("report", f"--fail-under={LEAST_PERCENT}")
+        return subprocess.run(report, cwd=self.packages, check=False).returncode
 
 
 def main(arguments: list[str]) -> int:
@@ -157,13 +163,17 @@ def main(arguments: list[str]) -> int:
     packages = packages_of(ENVIRONMENT)
     lay_generated_code_beside(packages)
     tracer = Tracer(python, packages)
-    if arguments:
-        return tracer.test(*arguments) or tracer.report()
-    chosen = [*(str(ROOT / name) for name in TESTS), "-m", "not long"]
-    tested = tracer.test(*chosen, "-k", LEFT_OUT)
-    for name in tracer.collect(*chosen, "-k", INTERRUPTS):
-        print(f"{Path(name).name}: {tracer.test_apart(name)}", flush=True)
-    return tested or tracer.report()
+    chosen = [*(arguments or (str(ROOT / name) for name in TESTS)), "-m", "not long"]
+    calm = f"not ({INTERRUPTS} or {LEFT_OUT})"
+    files = dict.fromkeys(name.partition("::")[0] for name in tracer.collect(*chosen, "-k", calm))
+    jobs = [(file, "-m", "not long", "-k", calm) for file in files]
+    jobs += [(name,) for name in tracer.collect(*chosen, "-k", INTERRUPTS)]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for (name, *_), ending in zip(
+            jobs, pool.map(lambda job: tracer.test(*job), jobs), strict=True
+        ):
+            print(f"{Path(name).name}: {ending}", flush=True)
+    return tracer.report()
 
 
 if __name__ == "__main__":
