@@ -9,8 +9,10 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tablespace.policy import EvictionQueue, Rule
+from tablespace.shared import contains_packed
 
 from kvd.arena import Arena
 from kvd.block import Block, Retention
@@ -20,6 +22,9 @@ from kvd.policy.rules import DEFAULT_POLICY, make_rule
 from kvd.size_class import SizeClass, Slab
 from kvd.slab_pool import SlabPool
 from kvd.slab_taking import SlabTaking
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MIN_STALE_LOOKS = 1024
 # How long a promoted block stays whatever its rank: whoever asked for it is about to copy it.
@@ -242,6 +247,15 @@ class MemoryTier:
             return [self.find(namespace, key) is not None for key in keys]
         table = self._tables.get(namespace.id, {})
         return list(map(table.__contains__, keys))
+
+    def present_packed(self, namespace: Namespace, packed: Buffer, most: int) -> list[bool] | None:
+        """Return the same of packed keys, by the shared index; None where that cannot tell.
+
+        It lists every readable block, unless one once found no place there.
+        """
+        if self.arena.index.unlisted:
+            return None
+        return contains_packed(self.arena.index, namespace.id, packed, most)
 
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
