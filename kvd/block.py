@@ -11,6 +11,7 @@ from tablespace.policy import Ranked
 if TYPE_CHECKING:
     from kvd.namespaces import Namespace
     from kvd.session import Session
+    from kvd.size_class import Slab
 
 
 class Retention(IntEnum):
@@ -46,6 +47,8 @@ class Block(Ranked):
     queue : EvictionQueue or None
         The eviction list it stands in; None while it may not be evicted (queued for or in
         flight to the long tier).
+    slab : Slab or None
+        Where its slot lies, as long as it is in memory.
     writing : bool
         Queued or in flight to the long tier.
     gone : bool
@@ -70,6 +73,7 @@ class Block(Ranked):
         "offset",
         "retention",
         "since_s",
+        "slab",
         "slot",
         "slot_bytes",
         "version",
@@ -97,6 +101,7 @@ class Block(Ranked):
         self.checksum = checksum
         self.retention = retention
         self.expires_ns = expires_ns
+        self.slab: Slab | None = None
         self.slot_bytes = 0
         self.offset = 0
         self.version = 0

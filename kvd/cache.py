@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from kvd import protocol
 from kvd.admission import SecondHit
@@ -29,6 +30,9 @@ from kvd.storing import CacheCounters, Storing
 from kvd.write_back import WriteBack
 from kvd.write_budget import WriteBudget
 from tablespace import TablespaceError, checksum64
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # Slots kept within reach by writing short blocks ahead of their eviction.
 REACH_SHARE = 8
@@ -288,6 +292,11 @@ class Cache:
     def in_memory(self, name: str, keys: list[bytes]) -> list[bool]:
         """Return which keys memory has. No recency changes: asking is not using."""
         return self.memory.present(self.namespaces.look(name), keys)
+
+    def in_memory_packed(self, name: str, packed: Buffer) -> list[bool] | None:
+        """Return the same of packed keys; None where they have to be unpacked for that."""
+        namespace = self.namespaces.look(name)
+        return self.memory.present_packed(namespace, packed, protocol.MAX_BATCH_KEYS)
 
     async def complete(self, name: str, keys: list[bytes], present: list[bool]) -> list[bool]:
         """Return which keys any tier has; the long tier is asked only for the rest."""

@@ -14,6 +14,7 @@ MAX_SHORT_BYTES = 128  # Of an op or an id.
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(protocol.Request)
+_keys_decoder: msgspec.msgpack.Decoder[list[bytes]] = msgspec.msgpack.Decoder(protocol.Keys)
 _reply_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(protocol.Reply)
 
 
@@ -43,6 +44,25 @@ def encode(message: protocol.Message) -> bytes:
     _encoder.encode_into(message, frame, HEADER.size)
     HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
     return bytes(frame)
+
+
+def pack_keys(keys: list[bytes]) -> msgspec.Raw:
+    """Return keys as a `PackedRequest` carries them."""
+    return msgspec.Raw(_encoder.encode(keys))
+
+
+def unpack_keys(packed: msgspec.Raw) -> list[bytes]:
+    """Return the keys of a `PackedRequest`, as objects of their own.
+
+    Raises
+    ------
+    ProtocolError
+        `bad_request`: it is no list of keys.
+    """
+    try:
+        return _keys_decoder.decode(packed)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise ProtocolError("bad_request", f"keys: {error}") from None
 
 
 def decode_request(body: bytes | bytearray | memoryview) -> protocol.Message:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from kvd import quota_requests
+from kvd import allocator, quota_requests
 from kvd.arena import Arena
 from kvd.cache import Cache
 from kvd.config import Config
@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 def serve(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
+    allocator.hold_steady()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     raise_limit()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from kvd import protocol, purging, quota_requests
+from kvd import codec, protocol, purging, quota_requests
 from kvd.errors import ProtocolError
 from kvd.protocol import Message
 from kvd.storing import Keep
@@ -106,11 +106,11 @@ def _release(server: Server, session: Session, request: protocol.Release) -> Ans
 
 
 def _exists(server: Server, session: Session, request: protocol.Exists) -> Answer:
-    name, keys = request.namespace, request.keys
+    name = request.namespace
     # Held until the answer: each look at a name nobody stored under would make another.
     namespace = server.cache.namespaces.look(name)
-    present = server.cache.in_memory(name, keys)
-    if server.cache.long is None or False not in present:
+    present, keys = _in_memory(server, request)
+    if not keys:
         return protocol.Presence(id=request.id, present=present, space=namespace.id)
 
     async def rest() -> Message:
@@ -126,10 +126,10 @@ async def _locate(server: Server, session: Session, request: protocol.Locate) ->
 
 
 def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefix) -> Answer:
-    name, keys = request.namespace, request.keys
+    name = request.namespace
     namespace = server.cache.namespaces.look(name)
-    present = server.cache.in_memory(name, keys)
-    if server.cache.long is None or False not in present:
+    present, keys = _in_memory(server, request)
+    if not keys:
         return protocol.Counted(id=request.id, count=_leading(present), space=namespace.id)
 
     async def rest() -> Message:
@@ -137,6 +137,18 @@ def _match_prefix(server: Server, session: Session, request: protocol.MatchPrefi
         return protocol.Counted(id=request.id, count=_leading(complete), space=namespace.id)
 
     return rest()
+
+
+def _in_memory(server: Server, request: protocol.PackedRequest) -> tuple[list[bool], list[bytes]]:
+    """Return which keys memory has, and the keys where the long tier is to be asked too."""
+    cache = server.cache
+    present = cache.in_memory_packed(request.namespace, request.keys)
+    if present is not None and (cache.long is None or False not in present):
+        return present, []
+    keys = codec.unpack_keys(request.keys)
+    if present is None:
+        present = cache.in_memory(request.namespace, keys)
+    return present, [] if cache.long is None or False not in present else keys
 
 
 def _leading(present: list[bool]) -> int:

@@ -59,6 +59,7 @@ class Followed:
         self.hits = 0
         self._io_mode = io_mode
         self._store: Follower | None = None
+        self._threads = threads
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="kvd-follow")
         # A look at the journal may wait for the network, so each region has its own.
         self._index = ThreadPoolExecutor(1, thread_name_prefix="kvd-follow-index")
@@ -102,9 +103,9 @@ class Followed:
         TablespaceError, OSError, ValueError
             No region is there, or it cannot be read.
         """
-        self._store = tablespace.open(
-            os.fspath(self.region), read_only=True, io_mode=self._io_mode
-        )
+        store = tablespace.open(os.fspath(self.region), read_only=True, io_mode=self._io_mode)
+        store.prepare_reads(self._threads)
+        self._store = store
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys the region has, not expired and not deleted here."""

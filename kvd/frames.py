@@ -45,8 +45,10 @@ class FrameReader:
         """Throw the unfinished frame away."""
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
         """Take received bytes and return the bodies that are complete.
+
+        One that came alone is a part of `data`; the others are copies.
 
         Raises
         ------
@@ -60,7 +62,7 @@ class FrameReader:
             plain = self.max_frame_bytes if self.max_plain_bytes is None else self.max_plain_bytes
             if length == len(data) - HEADER.size and length <= min(plain, self.max_frame_bytes):
                 return [data[HEADER.size :]]
-        bodies: list[bytes] = []
+        bodies: list[bytes | memoryview] = []
         buffer += data
         position = 0
         while len(buffer) - position >= HEADER.size:

@@ -9,8 +9,10 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tablespace.policy import EvictionQueue, Rule
+from tablespace.shared import contains_packed
 
 from kvd.arena import Arena
 from kvd.block import Block, Retention
@@ -20,6 +22,9 @@ from kvd.policy.rules import DEFAULT_POLICY, make_rule
 from kvd.size_class import SizeClass, Slab
 from kvd.slab_pool import SlabPool
 from kvd.slab_taking import SlabTaking
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MIN_STALE_LOOKS = 1024
 # How long a promoted block stays whatever its rank: whoever asked for it is about to copy it.
@@ -243,6 +248,15 @@ class MemoryTier:
         table = self._tables.get(namespace.id, {})
         return list(map(table.__contains__, keys))
 
+    def present_packed(self, namespace: Namespace, packed: Buffer, most: int) -> list[bool] | None:
+        """Return the same of packed keys, by the shared index; None where that cannot tell.
+
+        It lists every readable block, unless one once found no place there.
+        """
+        if self.arena.index.unlisted:
+            return None
+        return contains_packed(self.arena.index, namespace.id, packed, most)
+
     def touch(self, block: Block) -> None:
         """Note that a block was read: its rank rises, wherever it stands."""
         self.rule.touch(block)
@@ -276,6 +290,7 @@ class MemoryTier:
         block.namespace.in_memory = True
         slab, size_class = self.slabs.class_of(block.slot)
         assert block.length <= size_class.slot_bytes
+        block.slab = slab
         block.slot_bytes = size_class.slot_bytes
         block.offset = self.arena.offset(block.slot)
         block.version = self.arena.index.publish(
@@ -331,8 +346,9 @@ class MemoryTier:
     def place(self, block: Block) -> None:
         """Put a block on the eviction list it belongs to now. Its rank stays."""
         clean = block.durable or not block.admitted or not self._writes_back
-        slab, size_class = self.slabs.class_of(block.slot)
-        place = size_class.queue_for(block, clean)
+        slab = block.slab
+        assert slab is not None and slab.size_class is not None
+        place = slab.size_class.queue_for(block, clean)
         if block.queue is place:
             return
         if block.queue is None:
@@ -342,8 +358,9 @@ class MemoryTier:
     def protect(self, block: Block) -> None:
         """Take a block off its eviction list: it is queued for the long tier."""
         if block.queue is not None:
+            assert block.slab is not None
             block.queue.discard(block)
-            self.slabs.slab_of(block.slot).evictable -= 1
+            block.slab.evictable -= 1
 
     def _hand_over(self, block: Block, size_class: SizeClass) -> None:
         if len(size_class.handed_over) >= max(1, size_class.slot_count // HANDOVER_SHARE):
@@ -399,13 +416,16 @@ class MemoryTier:
         if not table:
             del self._tables[block.namespace.id]
             block.namespace.in_memory = False
-        slab, size_class = self.slabs.class_of(block.slot)
+        slab = block.slab
+        assert slab is not None and slab.size_class is not None
+        size_class = slab.size_class
         slab.blocks[block.slot - slab.first_slot] = None
         self.entries -= 1
         self.value_bytes -= block.length
         size_class.entries -= 1
         size_class.value_bytes -= block.length
         self.protect(block)
+        block.slab = None
         if self.on_removed is not None:
             self.on_removed(block)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tablespace.shared import MISS, ArenaReader
 
-from kvd import protocol
+from kvd import codec, protocol
 from kvd.batches import batch_blocks, put_parts
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
@@ -390,7 +390,7 @@ class NamespaceHandle:
             part = keys[first : first + protocol.MAX_BATCH_KEYS]
             try:
                 answer = self._client.ask(
-                    protocol.Exists(namespace=self.name, keys=part),
+                    protocol.Exists(namespace=self.name, keys=codec.pack_keys(part)),
                     protocol.Presence,
                     connection=self._client.connection_to_look_up(),
                 ).present
@@ -416,7 +416,7 @@ class NamespaceHandle:
             part = checked[total : total + protocol.MAX_BATCH_KEYS]
             try:
                 count = self._client.ask(
-                    protocol.MatchPrefix(namespace=self.name, keys=part),
+                    protocol.MatchPrefix(namespace=self.name, keys=codec.pack_keys(part)),
                     protocol.Counted,
                     connection=self._client.connection_to_look_up(),
                 ).count

@@ -231,6 +231,8 @@ class PathRegion:
         return sum(file.stat().st_blocks * 512 for file in files)
 
     def _use(self, store: Store) -> None:
+        # What they read with too: memory that comes with traffic comes for hours.
+        store.prepare_reads(self.options.workers)
         self.ledger.opened(store)
         self._store = store
         self.uuid = store.uuid

@@ -203,6 +203,9 @@ class Promoter:
     ) -> list[Source | None]:
         disk_keys = [namespace.prefix + key for key in keys]
         try:
+            at_once = self._long.find_at_once(disk_keys, to_read=True)
+            if at_once is not None:
+                return at_once
             asked = self._long.find(disk_keys, to_read=True)
             return await asyncio.wait_for(asked, deadline - time.monotonic())
         except Exception as error:

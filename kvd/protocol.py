@@ -220,7 +220,17 @@ class Cancel(Message, tag="CANCEL"):
     slots: Annotated[list[ReservedSlot], msgspec.Meta(max_length=MAX_BATCH_KEYS)]
 
 
-class Exists(KeyedRequest, tag="EXISTS"):
+class PackedRequest(Message):
+    """A request about many keys that are mostly looked up as they came: see `codec.pack_keys`.
+
+    Raw refers to the frame that it was decoded from, which the next one may take the place of.
+    """
+
+    namespace: Name
+    keys: msgspec.Raw
+
+
+class Exists(PackedRequest, tag="EXISTS"):
     """Ask which keys are present in any tier."""
 
 
@@ -228,7 +238,7 @@ class Locate(KeyedRequest, tag="LOCATE"):
     """Ask where each key is."""
 
 
-class MatchPrefix(KeyedRequest, tag="MATCH_PREFIX"):
+class MatchPrefix(PackedRequest, tag="MATCH_PREFIX"):
     """Ask how many leading keys are present in any tier."""
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.5  # Heartbeat (lookups miss when it is 2 s old), expiry, reservations.
 MAX_BATCH_BLOCKS = 256
+RECEIVE_BYTES = 256 << 10  # The longest that asyncio receives at a time.
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Server:
         self.connections: set[ServedConnection] = set()
         self.errors = 0
         self.held = HeldBytes()
+        # What any connection receives, until it was read: within one call of the loop.
+        self.receiving = memoryview(bytearray(RECEIVE_BYTES))
         self.times = RequestTimes(HANDLERS)
         self.last_tick = time.monotonic()
         self.lanes = Lanes(cache)

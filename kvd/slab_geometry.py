@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvd.errors import ConfigError
 from kvd.long_limits import MAX_SLOT_BYTES
@@ -84,9 +85,9 @@ class SlabGeometry:
         """Return how many slabs there are."""
         return -(-self.data_bytes // self.slab_bytes)
 
-    @property
+    @cached_property
     def slots_per_slab(self) -> int:
-        """Return how many numbers a slab has."""
+        """Return how many numbers a slab has; asked for several times a block."""
         return self.slab_bytes // self.smallest_bytes
 
     @property

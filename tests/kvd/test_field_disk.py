@@ -286,6 +286,32 @@ def test_blocks_in_use_stay_while_others_pour_in(running, make_blocks):
         assert client.stats().memory.evictions > 300
 
 
+@pytest.mark.parametrize("policy", ["value", "lru", "fifo"])
+def test_what_is_used_stays_while_half_of_both_tiers_is_stored_between_uses(daemons, policy):
+    """As above, with the disk and each policy: between two uses as many blocks are stored as
+    memory holds, half of what the region does. `fifo`, by its name, does not ask what is used."""
+    flags = ("--tablespace-slot-bytes", "4K", "--watermark", "1.0", "--evict-policy", policy)
+    daemon = daemons("--max-bytes", "2M", "--long-bytes", "4M", *flags).start()
+    used = [(b"used-%d" % number, bytes([number]) * 4096) for number in range(16)]
+    missed = 0
+    with daemon.client() as client:
+        blocks = client.namespace("m")
+        between = client.stats().memory.slots
+        assert client.stats().long.capacity_slots == 2 * between
+        assert all(blocks.put_many(used))
+        for round_ in range(8):
+            found = blocks.get_many([key for key, _ in used])
+            missed += found.count(None)
+            assert all(value in (None, kept) for value, (_, kept) in zip(found, used, strict=True))
+            stored, number = 0, 0
+            while stored < between:
+                part = [(b"%d-%d" % (round_, number + at), b"v") for at in range(64)]
+                number += 64
+                stored += sum(blocks.put_many(part))
+        assert client.stats().long.evictions > 4 * between
+    assert missed == 0 if policy != "fifo" else missed > 0
+
+
 def block(key):
     """Return a block of which each 512 bytes name its key and their place in it."""
     return b"".join((b"%s@%d;" % (key, at)).ljust(512, b".") for at in range(SLOT // 512))

@@ -261,3 +261,27 @@ def test_what_lookups_read_past_memory_is_bounded_together(on_rig, monkeypatch):
         assert await rig.get(b"2", b"3") == [b"value", b"value"]
 
     on_rig(scenario)
+
+
+def test_a_batch_read_from_one_open_path_costs_the_loop_one_task(on_rig):
+    """Each task is some turns of the loop, which a lookup of few blocks waits for: one for the
+    read, none to ask an index that is in memory."""
+
+    async def scenario(rig):
+        values = {b"%d" % number: bytes([number]) * 100 for number in range(8)}
+        await rig.only_on_disk(values)
+        made = []
+        loop = asyncio.get_running_loop()
+
+        def factory(loop, work, **options):
+            made.append(work)
+            return asyncio.Task(work, loop=loop, **options)
+
+        loop.set_task_factory(factory)
+        try:
+            assert await rig.get(*values) == list(values.values())
+        finally:
+            loop.set_task_factory(None)
+        assert len(made) == 1
+
+    on_rig(scenario)

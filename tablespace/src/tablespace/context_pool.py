@@ -46,6 +46,7 @@ class ContextPool:
         self._depth = min(READ_DEPTH, concurrency)
         self._timeout_ns = timeout_ns
         self._staging_bytes = max(2 * slot_bytes, min(READ_DEPTH * slot_bytes, STAGING_BYTES))
+        self._prepared = 0
         self.lending: Lending[IoContext] = Lending(self._make, MAX_CONTEXTS)
         # Those of before `enlarge`, whose loans may still be out.
         self._earlier: list[Lending[IoContext]] = []
@@ -57,6 +58,12 @@ class ContextPool:
         self._staging_bytes = 2 * slot_bytes
         self._earlier.append(self.lending)
         self.lending = Lending(self._make, MAX_CONTEXTS)
+        self.lending.fill(self._prepared)
+
+    def prepare(self, calls: int) -> None:
+        """Make now what so many calls at once need, with its memory resident."""
+        self._prepared = calls
+        self.lending.fill(calls)
 
     def _make(self) -> IoContext:
         if len(self.lending.buried) >= MAX_BURIED:
@@ -81,7 +88,10 @@ class ContextPool:
     def _context(self, engine: str) -> IoContext:
         queue = self._directory.queue(engine, self._depth)
         queue.timeout_ns = self._timeout_ns
-        return IoContext(queue, AlignedBuffer(self._staging_bytes))
+        staging = AlignedBuffer(self._staging_bytes)
+        if self._prepared:
+            staging.populate()
+        return IoContext(queue, staging)
 
     def close(self, reason: str) -> None:
         """Wait for the contexts in use and free all; later calls are told the reason."""

@@ -26,6 +26,7 @@ from tablespace.region import read_region
 from tablespace.resize import CONTAINERS
 from tablespace.stats import Counts, FollowerStats, PoolStats, Scrubbed, slot_counts
 from tablespace.store import Store
+from tablespace.unfinished import cut_short, is_cut_short
 from tablespace.write_queue import always_empty
 
 logger = logging.getLogger("tablespace")
@@ -420,13 +421,15 @@ def open_follower(
     Raises
     ------
     FileNotFoundError
-        No region is there.
+        No region is there, or only what a creation left that was cut short.
     CorruptionError, FormatVersionError
     ValueError
         For a negative `refresh_interval_ms`.
     """
     check_refresh_interval(refresh_interval_ms)
     readable = ReadOnlyDirectory(directory)
+    if is_cut_short(readable):
+        raise cut_short(readable)  # Not damage: nothing was ever stored here.
     read_region(readable)
     choice = choose_io(readable, io_mode, io_engine, read_only=True)
     if not choice.direct:

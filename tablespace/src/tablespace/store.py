@@ -323,6 +323,21 @@ class Store(Reads, AsyncCalls):
         self._check_open()
         return self._find(keys, buffers)
 
+    def prepare_reads(self, calls: int) -> None:
+        """Make now what so many reading calls at once need, with its memory resident.
+
+        Otherwise it is made when so many come together for the first time: in a process that
+        runs for long memory then grows in steps, hours after its start.
+
+        Parameters
+        ----------
+        calls : int
+            At once; each a ring and staging of 32 slots, at most 4 MiB (or 2 slots). There are
+            8 at most.
+        """
+        self._check_open()
+        self._readers.prepare(calls)
+
     def scrub(self, cursor: int = 0, *, max_bytes: int = SCRUB_BYTES) -> Scrubbed:
         """Read some values to see whether they are sound, and drop those that are not.
 

@@ -174,7 +174,7 @@ def test_no_region_is_an_error_and_nothing_is_made(region: Path, follow: Any) ->
     with pytest.raises(FileNotFoundError):
         follow()
     (region / "region.json").write_bytes(bytes(8192))
-    with pytest.raises(FileNotFoundError, match="a writer may be making it"):
+    with pytest.raises(FileNotFoundError, match="or is under way"):
         follow()
     assert [path.name for path in region.iterdir()] == ["region.json"]
 

@@ -14,6 +14,7 @@ from tablespace.shared import (
     Lane,
     SequencedSlots,
     SlotIndex,
+    contains_packed,
     store_u64,
 )
 
@@ -409,3 +410,52 @@ def _colliding(shared: Shared, count: int) -> list[bytes]:
         same.append(key)
         if len(same) == count:
             return same
+
+
+def packed(*keys: bytes, header: bytes | None = None) -> bytes:
+    """Return keys as any MessagePack encoder writes them."""
+    count = len(keys)
+    if header is None:
+        header = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+    return header + b"".join(b"\xc4" + bytes([len(key)]) + key for key in keys)
+
+
+def test_packed_keys_are_found_as_those_in_a_list_are() -> None:
+    shared = Shared(slot_count=256)
+    reader = shared.reader()
+    source = random.Random(3)
+    keys = [source.randbytes(source.randint(1, 223)) for _ in range(600)]
+    for slot, key in enumerate(keys[:256]):
+        shared.store(slot, key, b"v", space=7, expires=1 if slot % 5 == 0 else 0)
+    source.shuffle(keys)
+    for count in (0, 1, 15, 16, 31, 32, 33, 600):
+        for space in (7, 8):
+            found = contains_packed(shared.index, space, packed(*keys[:count]), 600)
+            assert found == reader.contains_many(space, keys[:count])
+    assert sum(contains_packed(shared.index, 7, packed(*keys), 600) or []) == 204
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        b"",
+        b"\xc0",
+        b"\xdc\x00",
+        packed(b"k") + b"\x00",  # Something behind it.
+        packed(b"k")[:-1],
+        packed(b"k", header=b"\x92"),  # One more announced than there are.
+        packed(b"k", b"l", header=b"\x91"),
+        packed(b""),
+        packed(bytes(224)),
+        b"\x91\xc5\x00\x01k",  # A longer form of a length that fits the shorter one.
+        b"\x91\xa1k",  # Text.
+        b"\x91\x93\xc4\x01k",
+        b"\xdc\xff\xff" + bytes(65536),
+        b"\xdd\x00\x00\x00\x01\xc4\x01k",
+        packed(*[b"k"] * 5),  # More than may be asked for.
+    ],
+)
+def test_what_is_no_packed_keys_is_left_to_a_decoder(what: bytes) -> None:
+    shared = Shared()
+    assert contains_packed(shared.index, 1, what, 4) is None
+    assert contains_packed(shared.index, 1, packed(*[b"k"] * 4), 4) == [False] * 4

@@ -73,6 +73,8 @@ def test_every_command_knows_a_region_whose_making_was_cut_short(
         assert "or, where nobody is making it, remove the directory" in calls.errors
     with pytest.raises(FileNotFoundError, match=r"cut short.*Remedy"):
         tablespace.open(path, create=False)
+    with pytest.raises(FileNotFoundError, match=r"cut short.*Remedy: make it again"):
+        tablespace.open(path, read_only=True)
     with pytest.raises(FileNotFoundError, match=r"cut short.*Remedy"):
         tablespace.check(path)
     # The remedies.
@@ -83,10 +85,15 @@ def test_every_command_knows_a_region_whose_making_was_cut_short(
 
 def test_damage_is_not_taken_for_a_creation_cut_short(region: Path, calls: Any) -> None:
     """There are records, or region.json was whole once: neither is made anew without a word."""
+    page = (region / "region.json").read_bytes()
     (region / "region.json").write_bytes(b"")
     assert calls.json("check", region, code=1)["damaged_files"]
     with pytest.raises(CorruptionError):
         tablespace.open(region, create=False)
+    # Half of it, beside records: whoever only reads is not told that there never was a region.
+    (region / "region.json").write_bytes(page[:512] + bytes(8192 - 512))
+    with pytest.raises(CorruptionError):
+        tablespace.open(region, read_only=True)
     for path in region.iterdir():
         if path.name.startswith("index"):
             path.unlink()

@@ -10,8 +10,10 @@ cdef extern from *:
     """
     #include <unistd.h>
     static inline int this_process(void) { return (int)getpid(); }
+    static inline void write_back(volatile unsigned char *at) { *at = *at; }
     """
     int this_process() nogil
+    void write_back(unsigned char *at) noexcept nogil
 
 cdef extern from "sys/mman.h" nogil:
     void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
@@ -81,6 +83,14 @@ cdef class AlignedBuffer:
         if self.data != NULL and self.owner_pid == this_process():
             munmap(self.data, self.mapped_bytes)
         self.data = NULL
+
+    def populate(self):
+        """Touch every page, so that all of it is resident from now on. What it holds stays."""
+        cdef size_t at
+        if self.data == NULL or self.owner_pid != this_process():
+            raise ValueError("the buffer is closed, or belongs to the parent of this process")
+        for at in range(0, self.mapped_bytes, PAGE_BYTES):
+            write_back(self.data + at)
 
     def close(self):
         """Unmap the memory; refused with BufferError while a view is out."""

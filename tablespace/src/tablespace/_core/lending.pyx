@@ -79,6 +79,26 @@ cdef class Lending:
                 return loan
             self.wait(self.waiting, seen)
 
+    def fill(self, uint32_t count):
+        """Make things until there are `count`, as far as they can be had, and lend none.
+
+        What is made later, for more callers at once, takes its memory then.
+        """
+        cdef Loan loan
+        while True:
+            loan = Loan.__new__(Loan)
+            loan.owner = self
+            with self.mutex:
+                if self.closed or self.made >= min(count, self.limit):
+                    return
+                self.made += 1
+                loan.counted = True
+            try:
+                loan.item = self.make()
+            except (OSError, MemoryError):
+                return
+            loan.end()
+
     cdef int wait(self, list queue, uint64_t seen) except -1:
         """Wait for a change after the one `seen`; it may have come already."""
         wake = threading.Lock()
