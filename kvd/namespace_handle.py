@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from kvd.client import Client
 
 MAX_RETRIES = 3  # A slot rewritten that often while being read is a miss.
+# A prefix is asked for by a few keys, then by more of them while they are there.
+FIRST_ASKED = 64
+ASKED_GROWTH = 16
 PRESENT = (protocol.STORED, protocol.REFRESHED)
 TierList = list[str | None]
 
@@ -412,8 +415,11 @@ class NamespaceHandle:
             if total == len(checked):
                 return total
         checked = checked_keys(keys)
+        size = FIRST_ASKED
         while total < len(checked):
-            part = checked[total : total + protocol.MAX_BATCH_KEYS]
+            part = checked[total : total + size]
+            # Most of what memory does not have is nowhere: no need to send all keys for that.
+            size = min(size * ASKED_GROWTH, protocol.MAX_BATCH_KEYS)
             try:
                 count = self._client.ask(
                     protocol.MatchPrefix(namespace=self.name, keys=part),
