@@ -162,6 +162,8 @@ def main() -> None:
             generate(engine, step)
         elif step["do"] == "reset":
             say(reset=reset(engine))
+            if step.get("stored"):
+                say(cleared=engine.reset_prefix_cache(reset_connector=True))
         elif step["do"] == "sleep":
             time.sleep(step["seconds"])
         elif step["do"] == "wait":

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvd
+from kvd_connectors.vllm.counts import NAMES
 from tests.connectors.engines.steps import (
     BLOCKS,
     CACHED,
@@ -154,3 +155,13 @@ def test_a_prompt_of_whole_blocks_leaves_one_to_compute(vllm: Any, daemon: Any) 
     whole = prompt(CACHED)
     results = vllm([whole, RESET, whole], socket=str(daemon.socket)).rest()
     assert results[3]["cached"] == [CACHED - 32] and same(results[1], results[3])
+
+
+def test_a_reset_of_what_is_stored_leaves_nothing(vllm: Any, daemon: Any) -> None:
+    """As after new weights. And all counters are there from the beginning."""
+    steps = [prompt(), {"do": "reset", "stored": True}, prompt(), RESET, prompt()]
+    first, _, cleared, second, _, third = vllm(steps, socket=str(daemon.socket)).rest()[1:]
+    assert cleared["cleared"] is True
+    assert (second["cached"], third["cached"]) == ([0], [CACHED])
+    assert same(first, second) and same(first, third)
+    assert first["counts"].keys() == {f"vllm:kvd_{name}" for name in NAMES}
