@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tablespace.shared import MISS, ArenaReader
 
 from kvd import protocol
-from kvd.batches import batch_blocks, put_parts
+from kvd.batches import batch_blocks, growing_parts, put_parts
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.lease import Lease
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from kvd.client import Client
 
 MAX_RETRIES = 3  # A slot rewritten that often while being read is a miss.
-# A prefix is asked for by a few keys, then by more of them while they are there.
-FIRST_ASKED = 64
-ASKED_GROWTH = 16
 PRESENT = (protocol.STORED, protocol.REFRESHED)
 TierList = list[str | None]
 
@@ -415,11 +412,7 @@ class NamespaceHandle:
             if total == len(checked):
                 return total
         checked = checked_keys(keys)
-        size = FIRST_ASKED
-        while total < len(checked):
-            part = checked[total : total + size]
-            # Most of what memory does not have is nowhere: no need to send all keys for that.
-            size = min(size * ASKED_GROWTH, protocol.MAX_BATCH_KEYS)
+        for part in growing_parts(checked[total:]):
             try:
                 count = self._client.ask(
                     protocol.MatchPrefix(namespace=self.name, keys=part),

@@ -113,13 +113,13 @@ def test_a_request_says_what_is_kept(vllm: Any, daemon: Any) -> None:
         RESET,
         asked(kvd_retention="none"),
         RESET,
-        asked(kvd_retention="ephemeral", kvd_ttl_seconds=3),
+        asked(kvd_retention="ephemeral", kvd_ttl_seconds=20),
         RESET,
         asked(),
         RESET,
         asked(kvd_retention="none"),
         RESET,
-        {"do": "sleep", "seconds": 4},
+        {"do": "sleep", "seconds": 21},
         asked(),
     ]
     results = vllm(steps, socket=str(daemon.socket), extra={"retention": "ephemeral"}).rest()
