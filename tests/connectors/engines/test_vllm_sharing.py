@@ -13,6 +13,8 @@ from tests.connectors.engines.steps import CACHED, RESET, heard, prompt, same
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
+# Two workers on one node of memory.
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 TWO = {"tensor_parallel_size": 2}
 STAGES = {"pipeline_parallel_size": 2}
 
@@ -53,12 +55,13 @@ def test_ranks_keep_their_own_parts(vllm: Any, daemon: Any, shape: dict[str, Any
     with kvd.Client(socket) as client, client.subscribe() as events:
         plain = vllm([prompt()], socket=socket).rest()[-1]
         heard(events)
-        stored = vllm([prompt(), RESET, prompt()], socket=socket, engine=shape).rest()
+        ranks: dict[str, Any] = {"socket": socket, "engine": shape, "env": UNBOUND}
+        stored = vllm([prompt(), RESET, prompt()], **ranks).rest()
         first, _, second = stored[1:]
         assert len({name for name, _ in heard(events)}) == 2
     assert first["cached"] == [0] and second["cached"] == [CACHED]
     assert first["tokens"] == second["tokens"] == plain["tokens"]
-    found = vllm([prompt()], socket=socket, engine=shape).rest()[-1]
+    found = vllm([prompt()], **ranks).rest()[-1]
     assert found["cached"] == [CACHED] and found["tokens"] == plain["tokens"]
     assert found["counts"].get("vllm:kvd_digests_wrong", 0) == 0
 
