@@ -47,7 +47,9 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, object]:
     for start in range(rounds):
         steps += [WAIT, prompt(options.prompt, start, tokens=options.tokens)]
     # Every prompt begins like no other: nothing is found here or there.
-    given = {"model": model, "engine": {"num_gpu_blocks_override": 2 * options.prompt // BLOCK}}
+    length = options.prompt + options.tokens + BLOCK
+    engine = {"max_model_len": length, "num_gpu_blocks_override": 3 * length // BLOCK}
+    given = {"model": model, "engine": engine}
     ratios, hooks, saves = [], [], []
     with daemon(directory) as store:
         plain = Engine(directory, given, steps)

@@ -3,7 +3,7 @@
 Argument: {"model": DIR, "socket": PATH, "extra": {...}, "engine": {...}, "transfer": {...},
 "env": {...}, "steps": [...]}, a step being {"do": "generate", "prompts": [[length, start]],
 "params": {...}, "tokens": N} or "reset", "sleep", "wait", "digests"; with `watched` as the
-connector's module also "stop-at" and "seen".
+connector's module also "stop-at", "slow-saves" and "seen".
 """
 
 from __future__ import annotations
@@ -176,6 +176,10 @@ def main() -> None:
             import watched
 
             watched.stop_at.add(step["where"])
+        elif step["do"] == "slow-saves":
+            import watched
+
+            watched.slow["saves"] = step["seconds"]
         elif step["do"] == "seen":
             import watched
 

@@ -22,6 +22,7 @@ from tests.connectors.engines.steps import (
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 WINDOW = 64
+WATCHED = {"kv_connector": "WatchedConnector", "kv_connector_module_path": "watched"}
 CHUNKED = {"max_num_batched_tokens": 64, "max_num_seqs": 2}
 
 
@@ -74,10 +75,9 @@ def test_a_block_that_fails_is_computed_with_all_others(
     vllm: Any, daemon: Any, windows: str
 ) -> None:
     socket = str(daemon.socket)
-    transfer = {"kv_connector": "WatchedConnector", "kv_connector_module_path": "watched"}
     steps = [prompt(), RESET, {"do": "stop-at", "where": "looked-up"}, prompt(), RESET, prompt()]
     with kvd.Client(socket) as client, client.subscribe() as events:
-        running = vllm(steps, model=windows, socket=socket, transfer=transfer)
+        running = vllm(steps, model=windows, socket=socket, transfer=WATCHED)
         assert running.next()["ready"]
         first = running.next()
         blocks = heard(events)
@@ -96,12 +96,17 @@ def test_windows_that_move_on_while_others_write_are_saved_right(
 ) -> None:
     """Blocks that leave a window go to other requests at once, saved or not."""
     many = {"do": "generate", "prompts": [[190, start] for start in range(8)], "tokens": 48}
+    slow = {"do": "slow-saves", "seconds": 0.05}
+    fast = {"do": "slow-saves", "seconds": 0.0}
     engine = {"num_gpu_blocks_override": 60, "max_model_len": 512, **CHUNKED, "max_num_seqs": 8}
     plain = vllm([many], model=windows).rest()[-1]
-    results = vllm(
-        [many, RESET, many], model=windows, socket=str(daemon.socket), engine=engine
-    ).rest()
-    for each in results[1::2]:
-        assert each["tokens"] == plain["tokens"]
-    assert results[-1]["counts"].get("vllm:kvd_digests_wrong", 0) == 0
-    assert sum(results[-1]["cached"]) > 0
+    first, _, second = vllm(
+        [slow, many, fast, RESET, many],
+        model=windows,
+        socket=str(daemon.socket),
+        engine=engine,
+        transfer=WATCHED,
+    ).rest()[1:]
+    assert first["tokens"] == plain["tokens"]
+    assert second["tokens"] == plain["tokens"] and sum(second["cached"]) > 0
+    assert second["counts"].get("vllm:kvd_digests_wrong", 0) == 0

@@ -6,6 +6,7 @@ A test that breaks something at one moment of a request needs that moment to las
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from kvd_connectors.vllm.metadata import StepMetadata
 
 # "looked-up": a look-up found something. "saving": a slot of the daemon's is about to be filled.
 stop_at: set[str] = set()
+# How long each block waits before it is saved: "saves".
+slow: dict[str, float] = {"saves": 0.0}
 loads: list[tuple[int, str]] = []
 reported: set[int] = set()
 
@@ -71,6 +74,7 @@ class WatchedConnector(KvdConnector):
 def _stopping(gather: Any) -> Any:
     def call(block: int, target: memoryview) -> None:
         stop("saving")
+        time.sleep(slow["saves"])
         gather(block, target)
 
     return call
