@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tablespace.shared import MISS, ArenaReader
 
 from kvd import codec, protocol
-from kvd.batches import batch_blocks, put_parts
+from kvd.batches import batch_blocks, growing_parts, put_parts
 from kvd.connection import Connection
 from kvd.errors import ProtocolError, UnavailableError
 from kvd.lease import Lease
@@ -412,8 +412,7 @@ class NamespaceHandle:
             if total == len(checked):
                 return total
         checked = checked_keys(keys)
-        while total < len(checked):
-            part = checked[total : total + protocol.MAX_BATCH_KEYS]
+        for part in growing_parts(checked[total:]):
             try:
                 count = self._client.ask(
                     protocol.MatchPrefix(namespace=self.name, keys=codec.pack_keys(part)),

@@ -67,7 +67,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self.counts = self._scheduler.counts
         else:
             parallel = vllm_config.parallel_config
-            rank = parallel.rank % parallel.tensor_parallel_size
+            stages = parallel.pipeline_parallel_size
+            rank = parallel.rank % (parallel.tensor_parallel_size * stages)
             self._worker = WorkerSide(options, plan, rank, self._connect)
             self.counts = self._worker.counts
 
@@ -86,6 +87,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     # -- the scheduler's side ------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Take note of the engine's blocks."""
+        self._scheduling().holds.pool = gpu_block_pool
 
     def on_new_request(self, request: Any) -> None:
         """Read the request's own retention."""
@@ -132,7 +137,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_block_frees(self) -> bool:
         """Say whether blocks become free without a preemption."""
-        return self.has_pending_push_work()
+        return self._scheduler is not None and self._scheduler.holds_blocks()
 
     def reset_cache(self) -> bool | None:
         """Remove what is stored: the weights changed."""
@@ -242,4 +247,5 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.unregister()
         if self._scheduler is not None:
+            self._scheduler.lookups.close()
             self._scheduler.client.close()

@@ -45,12 +45,19 @@ class WorkerNews(KVConnectorWorkerMetadata):
         requests with news.
     failed : set of str
         Requests of which a block could not be loaded.
+    loaded : set of str
+        Requests whose loads were done, or not, within the step.
     """
 
     saves_done: dict[int, dict[str, int]]
     failed: set[str] = field(default_factory=set)
+    loaded: set[str] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerNews:
         """Return what several workers say."""
         assert isinstance(other, WorkerNews)
-        return WorkerNews({**self.saves_done, **other.saves_done}, self.failed | other.failed)
+        return WorkerNews(
+            {**self.saves_done, **other.saves_done},
+            self.failed | other.failed,
+            self.loaded | other.loaded,
+        )

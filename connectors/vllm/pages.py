@@ -73,6 +73,8 @@ class Pages:
             if not isinstance(tensor, torch.Tensor):
                 raise LayoutError(f"layer {layer} has a cache of {type(tensor).__name__}")
             self._pieces += pieces_of(layer, tensor, block_count)
+        if not self._pieces:
+            raise LayoutError("a group has no layers here")
         self.block_bytes = sum(piece.size_bytes for piece in self._pieces)
         self.block_count = block_count
         self.on_host = all(piece.host is not None for piece in self._pieces)

@@ -24,6 +24,11 @@ ATTENTION = (
     "chunked_local_attention",
     "sink_full_attention",
 )
+# Of these kinds only the blocks that the next token attends to have to be there.
+WINDOWED = ("sliding_window", "sliding_window_mla")
+CHUNKED = ("chunked_local_attention",)
+# Requests keep every block of these to their end.
+KEPT = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec")
 # Without a given seed these start from a random one.
 SEEDED_HASHES = ("xxhash", "xxhash_cbor")
 
@@ -40,12 +45,34 @@ class Group(msgspec.Struct, frozen=True):
     block_tokens : int
     hashes : int
         Block hashes that make up one block; the last of them is its key.
+    window_tokens, chunk_tokens : int
+        How far the next token looks back: over a window, or to the start of a chunk. 0: over
+        everything.
+    releases : bool
+        Whether the engine takes blocks from a request while it runs.
     """
 
     number: int
     layers: tuple[str, ...]
     block_tokens: int
     hashes: int
+    window_tokens: int = 0
+    chunk_tokens: int = 0
+    releases: bool = False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a hit needs only some of the blocks before its end."""
+        return bool(self.window_tokens or self.chunk_tokens)
+
+    def first_needed(self, tokens: int) -> int:
+        """Return the first block that is needed to go on after so many tokens."""
+        skipped = 0
+        if self.window_tokens:
+            skipped = max(0, tokens - self.window_tokens + 1)
+        elif self.chunk_tokens:
+            skipped = tokens // self.chunk_tokens * self.chunk_tokens
+        return skipped // self.block_tokens
 
     def keys(self, block_hashes: Sequence[bytes], first: int, last: int) -> Sequence[bytes]:
         """Return the keys of a request's blocks of this group, from one to before another."""
@@ -83,10 +110,12 @@ def make_plan(vllm_config: Any, kv_cache_config: Any, options: Options) -> Plan:
     groups: list[Group] = []
     hash_tokens = kv_cache_config.hash_block_size
     reason = "" if hash_tokens else "the engine hashes no blocks"
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        # The scheduler does not know which layers lie where.
-        reason, hash_tokens = "pipeline parallelism is not supported", None
-    for number in kv_cache_config.transfer_group_ids if hash_tokens else ():
+    parallel = vllm_config.parallel_config
+    if _context_ranks(parallel) > 1:
+        # Ranks hold different tokens of one block.
+        reason, hash_tokens = "context parallelism is not supported", None
+    # Not those that the engine's own prefix cache leaves out: scratch memory of a request.
+    for number in kv_cache_config.prefix_cacheable_group_ids if hash_tokens else ():
         spec = kv_cache_config.kv_cache_groups[number].kv_cache_spec
         kind = _kind(spec)
         if kind not in ATTENTION or spec.block_size % hash_tokens:
@@ -101,6 +130,7 @@ def make_plan(vllm_config: Any, kv_cache_config: Any, options: Options) -> Plan:
                 tuple(kv_cache_config.kv_cache_groups[number].layer_names),
                 spec.block_size,
                 spec.block_size // hash_tokens,
+                *_lookback(spec, kind),
             )
         )
     if reason:
@@ -108,7 +138,9 @@ def make_plan(vllm_config: Any, kv_cache_config: Any, options: Options) -> Plan:
         logger.warning("KvdConnector keeps nothing of this model: %s", reason)
     _warn_of_seeds(vllm_config)
     facts = _facts(vllm_config, kv_cache_config, options)
-    abouts = [_about(kv_cache_config, each) for each in groups]
+    # Which layers lie where is known to the workers alone; it follows from the other facts.
+    is_whole = parallel.pipeline_parallel_size == 1
+    abouts = [_about(kv_cache_config, each, is_whole) for each in groups]
     ranks = _ranks(vllm_config, kv_cache_config)
     model = str(vllm_config.model_config.model)
     names = tuple(
@@ -138,22 +170,49 @@ def _kind(spec: Any) -> str:
     return str(getattr(kind, "value", kind))
 
 
+def _lookback(spec: Any, kind: str) -> tuple[int, int, bool]:
+    """Return a group's window, its chunk and whether its blocks are released early."""
+    each = _first(spec)
+    if kind in WINDOWED:
+        return each.sliding_window + getattr(each, "extra_retained_tokens", 0), 0, True
+    if kind in CHUNKED:
+        return 0, each.attention_chunk_size, True
+    return 0, 0, type(each).__name__ not in KEPT
+
+
+def _context_ranks(parallel: Any) -> int:
+    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    return math.prod(getattr(parallel, name, 1) or 1 for name in names)
+
+
 def _ranks(vllm_config: Any, kv_cache_config: Any) -> list[str]:
-    """Return what tells the ranks' bytes apart, one for each tensor-parallel rank."""
-    size = vllm_config.parallel_config.tensor_parallel_size
+    """Return what tells the ranks' bytes apart, in the order of the engine's ranks."""
+    parallel = vllm_config.parallel_config
+    size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     replicas = max(1, getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
-    return [f"{rank // replicas}/{max(1, size // replicas)}" for rank in range(size)]
+    return [
+        f"{rank // replicas}/{max(1, size // replicas)}"
+        + (f" stage {stage}/{stages}" if stages > 1 else "")
+        for stage in range(stages)
+        for rank in range(size)
+    ]
 
 
-def _about(kv_cache_config: Any, group: Group) -> dict[str, Any]:
+def _about(kv_cache_config: Any, group: Group, with_layers: bool) -> dict[str, Any]:
     """Return the facts of one group."""
-    spec = kv_cache_config.kv_cache_groups[group.number].kv_cache_spec
+    # Of layers that differ in size the scheduler is told the first one's alone.
+    spec = _first(kv_cache_config.kv_cache_groups[group.number].kv_cache_spec)
     return {
         "number": group.number,
         "spec": repr(spec),
-        "layers": list(group.layers),
+        "layers": list(group.layers) if with_layers else None,
         "page_bytes": spec.page_size_bytes,
     }
+
+
+def _first(spec: Any) -> Any:
+    """Return the spec of a group's first layer."""
+    return next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
 
 
 def _facts(vllm_config: Any, kv_cache_config: Any, options: Options) -> dict[str, Any]:
@@ -173,11 +232,7 @@ def _facts(vllm_config: Any, kv_cache_config: Any, options: Options) -> dict[str
             _hash_seed(),
             kv_cache_config.hash_block_size,
         ],
-        "pp": parallel.pipeline_parallel_size,
-        "cp": [
-            getattr(parallel, "decode_context_parallel_size", 1),
-            getattr(parallel, "prefill_context_parallel_size", 1),
-        ],
+        "pp": [parallel.pipeline_parallel_size, os.environ.get("VLLM_PP_LAYER_PARTITION", "")],
         "salt": options.salt,
     }
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kvd
+from kvd_connectors.vllm.block_holds import BlockHolds
 from kvd_connectors.vllm.counts import Counts
+from kvd_connectors.vllm.lookups import Lookups
 from kvd_connectors.vllm.metadata import StepMetadata, WorkerNews
 from kvd_connectors.vllm.options import Keep, Options, read_keep
 from kvd_connectors.vllm.plan import Plan
@@ -27,6 +29,12 @@ class Tracked:
         How many of them each worker is through with.
     has_failed : bool
         Whether a load failed: what is there and cannot be loaded would be tried for ever.
+    is_unsure : bool
+        Whether a step was planned on top of a load whose outcome was not heard yet. What such a
+        step computes may be wrong, and is not saved.
+    known_tokens : int
+        Tokens that the engine had or got from here when it began the request. Any others came
+        from another connector.
     """
 
     request: Any
@@ -35,6 +43,8 @@ class Tracked:
     saves: int = 0
     done: dict[int, int] = field(default_factory=dict)
     has_failed: bool = False
+    is_unsure: bool = False
+    known_tokens: int = 0
 
 
 # (numbers of a request's blocks by group, units to load): decided on, not yet told the workers.
@@ -61,6 +71,7 @@ class SchedulerSide:
     _loading: dict[str, Loading] = field(default_factory=dict)
     _delayed: set[str] = field(default_factory=set)
     _ended: list[str] = field(default_factory=list)
+    holds: BlockHolds = field(default_factory=BlockHolds)
 
     def __post_init__(self) -> None:
         self._blocks = [
@@ -70,6 +81,7 @@ class SchedulerSide:
             ]
             for names in dict.fromkeys(self.plan.names)
         ]
+        self.lookups = Lookups(self.plan, self._blocks)
 
     @property
     def is_async(self) -> bool:
@@ -85,13 +97,17 @@ class SchedulerSide:
         keep = read_keep(params, self.options.retention)
         self._requests[request.request_id] = Tracked(request, keep)
 
-    def matched(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
+    def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond those computed can be loaded, and whether meanwhile.
 
-        At least one token is left to compute: its output is what the engine goes on from.
+        None: to be asked again, which the engine does with its next step. At least one token is
+        left to compute: its output is what the engine goes on from.
         """
         tracked = self._requests.get(request.request_id)
-        if tracked is None or tracked.has_failed or not self.plan.groups:
+        if tracked is None:
+            return 0, False
+        tracked.known_tokens = computed_tokens
+        if tracked.has_failed or not self.plan.groups:
             return 0, False
         if tracked.keep.retention == "none":
             return 0, False
@@ -100,28 +116,20 @@ class SchedulerSide:
         last = (request.num_tokens - 1) // unit
         if computed_tokens % unit or last <= first:
             return 0, False
+        units = self.lookups.find(request.request_id, request.block_hashes, first, last)
+        if units is None:
+            return None, False
         self.counts.add("lookups")
-        units = self._leading_units(request.block_hashes, first, last)
         self.counts.add("tokens_found", units * unit)
         return units * unit, bool(units) and self.is_async
 
-    def _leading_units(self, block_hashes: Any, first: int, last: int) -> int:
-        """Return how many units from the first on every rank and group has."""
-        found = last - first
-        for groups in self._blocks:
-            for blocks, group in groups:
-                if not found:
-                    return 0
-                each = self.plan.unit_tokens // group.block_tokens
-                keys = group.keys(block_hashes, first * each, (first + found) * each)
-                found = blocks.match_prefix(keys) // each
-        return found
-
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """Decide on a load: its blocks are there."""
+        self.lookups.forget(request.request_id)
         tracked = self._requests.get(request.request_id)
         if not external_tokens or tracked is None:
             return
+        tracked.known_tokens += external_tokens
         units = external_tokens // self.plan.unit_tokens
         block_ids = tuple(list(ids) for ids in blocks.get_block_ids())
         self._loading[request.request_id] = block_ids, units
@@ -139,6 +147,7 @@ class SchedulerSide:
             last = tracked.request.num_computed_tokens // self.plan.unit_tokens
             metadata.loads.append(self._transfer(tracked, block_ids, last - units, last))
             tracked.units_saved = max(tracked.units_saved, last)
+            tracked.is_unsure = not self.is_async
         self._loading.clear()
         self._plan_saves(output, metadata)
         return metadata
@@ -154,6 +163,8 @@ class SchedulerSide:
             tracked = self._requests.get(request_id)
             if tracked is None or tracked.keep.retention == "none":
                 continue
+            if tracked.is_unsure or self._is_loaded_by_another(output, request_id, tokens):
+                continue
             # Behind what was saved before: after a load that failed, or a preemption.
             tracked.units_saved = min(tracked.units_saved, tokens // self.plan.unit_tokens)
             tokens += output.num_scheduled_tokens.get(request_id, 0)
@@ -165,9 +176,28 @@ class SchedulerSide:
             block_ids = output.kv_connector_block_state.get_block_ids(request_id)
             if block_ids is None:
                 continue
-            metadata.saves.append(self._transfer(tracked, block_ids, tracked.units_saved, full))
+            transfer = self._transfer(tracked, block_ids, tracked.units_saved, full)
+            released = [
+                block
+                for group, pairs in zip(self.plan.groups, transfer.pairs, strict=True)
+                if group.releases
+                for block, _ in pairs
+            ]
+            if released and not self.holds.hold(request_id, tracked.saves + 1, released):
+                continue
+            metadata.saves.append(transfer)
             tracked.units_saved = full
             tracked.saves += 1
+
+    def _is_loaded_by_another(self, output: Any, request_id: str, tokens: int) -> bool:
+        """Say whether this step begins with another connector's load, which may fail."""
+        if not getattr(output, "has_sync_kv_loads", False):
+            return False
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        begins = request_id in resumed or any(
+            each.req_id == request_id for each in output.scheduled_new_reqs
+        )
+        return begins and tokens > self._requests[request_id].known_tokens
 
     def _hash_tokens(self) -> int:
         group = self.plan.groups[0]
@@ -190,20 +220,29 @@ class SchedulerSide:
     def finished(self, request: Any) -> bool:
         """Forget a request; return whether its blocks must stay until the workers are done."""
         tracked = self._requests.pop(request.request_id, None)
+        self.lookups.forget(request.request_id)
         self._loading.pop(request.request_id, None)
         if tracked is None:
             return False
-        workers = len(set(self.plan.names))
-        through = sum(done >= tracked.saves for done in tracked.done.values())
-        if not tracked.saves or through >= workers:
+        if self._saved(tracked) >= tracked.saves:
+            self.holds.release(request.request_id)
             return False
         self._delayed.add(request.request_id)
         self._ended.append(request.request_id)
         return True
 
+    def _saved(self, tracked: Tracked) -> int:
+        """Return how many of a request's transfers every worker is through with."""
+        if len(tracked.done) < len(set(self.plan.names)):
+            return 0
+        return min(tracked.done.values())
+
     def hear(self, output: Any) -> None:
         """Take in what the workers finished."""
-        self._delayed.difference_update(output.finished_sending or ())
+        for request_id in output.finished_sending or ():
+            if request_id in self._delayed:
+                self._delayed.discard(request_id)
+                self.holds.release(request_id)
         news = output.kv_connector_worker_meta
         if not isinstance(news, WorkerNews):
             return
@@ -212,6 +251,11 @@ class SchedulerSide:
                 tracked = self._requests.get(request_id)
                 if tracked is not None:
                     tracked.done[rank] = done
+                    self.holds.release(request_id, self._saved(tracked))
+        for request_id in news.loaded:
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.is_unsure = False
         for request_id in news.failed:
             tracked = self._requests.get(request_id)
             if tracked is not None:
@@ -220,6 +264,10 @@ class SchedulerSide:
     def is_waiting(self) -> bool:
         """Say whether blocks of finished requests wait for the workers."""
         return bool(self._delayed)
+
+    def holds_blocks(self) -> bool:
+        """Say whether blocks become free once saves are over."""
+        return bool(self._delayed or self.holds)
 
     def clear(self) -> bool:
         """Remove what is stored of this engine's kind; say whether that worked."""

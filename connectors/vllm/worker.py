@@ -28,7 +28,7 @@ class WorkerSide:
     options : Options
     plan : Plan
     rank : int
-        Tensor-parallel rank: which of the plan's namespaces are this worker's.
+        Among the engine's ranks: which of the plan's namespaces are this worker's.
     connect : callable
         ``connect(timeout_s, block_bytes)`` returns a client.
     """
@@ -57,6 +57,7 @@ class WorkerSide:
         self._unloaded: dict[str, set[int]] = {}
         self._received: set[str] = set()
         self._failed: set[str] = set()
+        self._loaded: set[str] = set()
 
     def register(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the engine's cache into use; a layout that is not understood is left alone."""
@@ -121,6 +122,8 @@ class WorkerSide:
 
     def load(self, metadata: StepMetadata) -> None:
         """Begin the step's loads, or do them where the step needs them."""
+        if not metadata.is_async:
+            self._loaded.update(transfer.request for transfer in metadata.loads)
         if self._loader is None:
             for transfer in metadata.loads:
                 self._unloaded[transfer.request] = {
@@ -162,7 +165,10 @@ class WorkerSide:
         """Return how far the saves are and whose loads failed, if there are news."""
         found = self._saver.take_news() if self._saver is not None else {}
         failed, self._failed = self._failed, set()
-        return WorkerNews({self._rank: found}, failed) if found or failed else None
+        loaded, self._loaded = self._loaded, set()
+        if not (found or failed or loaded):
+            return None
+        return WorkerNews({self._rank: found}, failed, loaded)
 
     def failed(self) -> tuple[set[int], set[str]]:
         """Return blocks that could not be loaded, and the requests they are of."""

@@ -67,6 +67,8 @@ def test_what_is_saved_is_loaded_byte_by_byte(setting: Setting, wait_until: Wait
     assert [bytes(memory) for memory in setting.pages.memory] == wanted
     assert setting.loader.take_failed() == (set(), set())
     assert setting.counts.total["blocks_saved"] == setting.counts.total["blocks_loaded"] == 16
+    moved = 16 * setting.pages.block_bytes
+    assert setting.counts.total["bytes_saved"] == setting.counts.total["bytes_loaded"] == moved
     # Again: nothing is copied that is there.
     setting.save("again", *range(16))
     wait_until(lambda: setting.counts.total["blocks_present"] == 16)
@@ -91,6 +93,18 @@ def test_a_block_of_another_size_is_not_loaded(setting: Setting) -> None:
     setting.blocks.put(b"key 3", b"x" * 100)
     setting.load("r", 3)
     assert setting.loader.take_failed() == ({3}, {"r"})
+
+
+def test_blocks_too_large_for_the_daemon_are_counted(
+    daemon: Any, plain_pages: Any, wait_until: Wait
+) -> None:
+    setting = Setting(str(daemon.socket), plain_pages(4, block_bytes=300_000), False)
+    try:
+        setting.save("r", *range(4))
+        wait_until(lambda: setting.counts.total["blocks_unsaved"] == 4)
+        assert setting.counts.total["blocks_saved"] == 0
+    finally:
+        setting.close()
 
 
 def test_blocks_that_the_engine_took_back_are_not_saved(

@@ -2,11 +2,13 @@
 
 Argument: {"model": DIR, "socket": PATH, "extra": {...}, "engine": {...}, "transfer": {...},
 "env": {...}, "steps": [...]}, a step being {"do": "generate", "prompts": [[length, start]],
-"params": {...}, "tokens": N} or "reset", "zero-stored", "sleep", "wait", "signal".
+"params": {...}, "tokens": N} or "reset", "sleep", "wait", "digests"; with `watched` as the
+connector's module also "stop-at", "slow-saves" and "seen".
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -29,6 +31,7 @@ for name, value in GIVEN.get("env", {}).items():
     else:
         os.environ[name] = value
 
+import torch  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 
@@ -124,6 +127,31 @@ def reset(engine: LLM) -> bool:
     return False
 
 
+def digests(engine: LLM) -> dict[str, str]:
+    """Return a digest of each block of the engine's own cache, by group and block hash.
+
+    Of an engine in one process. Taken past every connector: what attention will read.
+    """
+    core = engine.llm_engine.engine_core.engine_core
+    manager = core.scheduler.kv_cache_manager
+    worker = core.model_executor.driver_worker
+    runner = getattr(worker, "worker", worker).model_runner
+    context = runner.compilation_config.static_forward_context
+    groups = manager.kv_cache_config.kv_cache_groups
+    found = {}
+    for block in manager.block_pool.blocks:
+        if block.block_hash is None:
+            continue
+        key, group = block.block_hash[:-4], int.from_bytes(block.block_hash[-4:], "big")
+        digest = hashlib.blake2b(digest_size=8)
+        for name in groups[group].layer_names:
+            cache = context[name].kv_cache
+            cache = cache[0] if isinstance(cache, list) else cache
+            digest.update(cache[block.block_id].contiguous().view(torch.uint8).numpy().tobytes())
+        found[f"{group}:{key.hex()}"] = digest.hexdigest()
+    return found
+
+
 def main() -> None:
     """Go through the steps."""
     started = time.perf_counter()
@@ -134,12 +162,28 @@ def main() -> None:
             generate(engine, step)
         elif step["do"] == "reset":
             say(reset=reset(engine))
+            if step.get("stored"):
+                say(cleared=engine.reset_prefix_cache(reset_connector=True))
         elif step["do"] == "sleep":
             time.sleep(step["seconds"])
         elif step["do"] == "wait":
             # Whoever started this does something meanwhile, then says so.
             say(waiting=True)
             sys.stdin.readline()
+        elif step["do"] == "digests":
+            say(digests=digests(engine))
+        elif step["do"] == "stop-at":
+            import watched
+
+            watched.stop_at.add(step["where"])
+        elif step["do"] == "slow-saves":
+            import watched
+
+            watched.slow["saves"] = step["seconds"]
+        elif step["do"] == "seen":
+            import watched
+
+            say(seen=watched.take())
         else:
             raise SystemExit(f"no step {step['do']!r}")
 

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import kvd
+from kvd_connectors.vllm.counts import NAMES
+from tests.connectors.engines.steps import (
+    BLOCKS,
+    CACHED,
+    DIGESTS,
+    RESET,
+    heard,
+    prompt,
+    same,
+    same_digests,
+    wait_until_durable,
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-
-LENGTH = 300
-# Whole blocks of 32 tokens in it.
-CACHED = 288
-BLOCKS = CACHED // 32
-
-
-def prompt(length: int = LENGTH, start: int = 0, **more: Any) -> dict[str, Any]:
-    return {"do": "generate", "prompts": [[length, start]], **more}
-
-
-RESET = {"do": "reset"}
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one["tokens"] == other["tokens"] and one["logprobs"] == other["logprobs"]
-
-
-def wait_until_durable(socket: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
-    with kvd.Client(str(socket), map_arena=False) as client:
-        wait_until(lambda: client.stats().long.queue_blocks == 0)
 
 
 def test_a_second_engine_takes_what_the_first_one_stored(vllm: Any, daemon: Any) -> None:
     plain = vllm([prompt()]).rest()[-1]
-    first = vllm([prompt(), RESET, prompt()], socket=str(daemon.socket)).rest()
-    assert [each.get("cached") for each in first[1::2]] == [[0], [CACHED]]
-    assert same(first[1], plain) and same(first[3], plain)
-    second = vllm([prompt()], socket=str(daemon.socket)).rest()[-1]
+    steps = [prompt(), DIGESTS, RESET, prompt()]
+    computed, digests, _, found = vllm(steps, socket=str(daemon.socket)).rest()[1:]
+    assert (computed["cached"], found["cached"]) == ([0], [CACHED])
+    assert same(computed, plain) and same(found, plain)
+    second, loaded = vllm([prompt(), DIGESTS], socket=str(daemon.socket)).rest()[1:]
+    assert same_digests(loaded, digests) >= BLOCKS
     assert second["cached"] == [CACHED] and second["hits"] == CACHED
     assert same(second, plain)
     assert second["counts"].get("vllm:kvd_digests_wrong", 0) == 0
@@ -87,7 +79,7 @@ def test_blocks_come_back_from_the_disk_after_a_kill(
     assert found["counts"].get("vllm:kvd_digests_wrong", 0) == 0
 
 
-def spoil(socket: Any, stored: set[tuple[str, bytes]]) -> None:
+def spoil(socket: Any, stored: list[tuple[str, bytes]]) -> None:
     """Set blocks to zeros."""
     with kvd.Client(str(socket)) as client:
         for name, key in stored:
@@ -96,15 +88,6 @@ def spoil(socket: Any, stored: set[tuple[str, bytes]]) -> None:
             assert value is not None
             blocks.delete([key])
             assert blocks.put(key, bytes(len(value)))
-
-
-def heard(events: Any) -> set[tuple[str, bytes]]:
-    """Return the blocks of the engine's that were stored so far."""
-    found: set[tuple[str, bytes]] = set()
-    while (event := events.next(0.5)) is not None:
-        if event.kind == "stored" and not event.namespace.endswith("+digests"):
-            found |= {(event.namespace, key) for key in event.keys}
-    return found
 
 
 def test_a_cache_of_zeros_is_noticed(vllm: Any, daemon: Any) -> None:
@@ -130,13 +113,13 @@ def test_a_request_says_what_is_kept(vllm: Any, daemon: Any) -> None:
         RESET,
         asked(kvd_retention="none"),
         RESET,
-        asked(kvd_retention="ephemeral", kvd_ttl_seconds=3),
+        asked(kvd_retention="ephemeral", kvd_ttl_seconds=20),
         RESET,
         asked(),
         RESET,
         asked(kvd_retention="none"),
         RESET,
-        {"do": "sleep", "seconds": 4},
+        {"do": "sleep", "seconds": 21},
         asked(),
     ]
     results = vllm(steps, socket=str(daemon.socket), extra={"retention": "ephemeral"}).rest()
@@ -172,3 +155,13 @@ def test_a_prompt_of_whole_blocks_leaves_one_to_compute(vllm: Any, daemon: Any) 
     whole = prompt(CACHED)
     results = vllm([whole, RESET, whole], socket=str(daemon.socket)).rest()
     assert results[3]["cached"] == [CACHED - 32] and same(results[1], results[3])
+
+
+def test_a_reset_of_what_is_stored_leaves_nothing(vllm: Any, daemon: Any) -> None:
+    """As after new weights. And all counters are there from the beginning."""
+    steps = [prompt(), {"do": "reset", "stored": True}, prompt(), RESET, prompt()]
+    first, _, cleared, second, _, third = vllm(steps, socket=str(daemon.socket)).rest()[1:]
+    assert cleared["cleared"] is True
+    assert (second["cached"], third["cached"]) == ([0], [CACHED])
+    assert same(first, second) and same(first, third)
+    assert first["counts"].keys() == {f"vllm:kvd_{name}" for name in NAMES}

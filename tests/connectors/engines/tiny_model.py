@@ -1,4 +1,6 @@
-"""A small Llama with random weights, and a tokenizer of bytes: nothing is downloaded.
+"""A small model with random weights, and a tokenizer of bytes: nothing is downloaded.
+
+A Llama, or with {"windows": N} a Gemma: every other layer looks back N tokens only.
 
 Weights are scaled up: with those a configuration starts from, all tokens are nearly equally
 likely, and a cache full of nonsense gives the same output.
@@ -11,7 +13,13 @@ import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 SCALE = 4.0
 SPECIAL = ("<s>", "</s>", "<unk>")
@@ -28,7 +36,7 @@ def make(directory: str, **changes: object) -> int:
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(directory)
     seed = changes.pop("seed", 0)
-    shape = {
+    shape: dict[str, object] = {
         "vocab_size": 320,
         "hidden_size": 128,
         "intermediate_size": 256,
@@ -38,7 +46,11 @@ def make(directory: str, **changes: object) -> int:
         "head_dim": 32,
         "max_position_embeddings": 4096,
     }
-    config = LlamaConfig(
+    window = changes.pop("windows", 0)
+    if window:
+        kinds = ["sliding_attention", "full_attention"] * 2
+        shape |= {"num_hidden_layers": 4, "sliding_window": window, "layer_types": kinds}
+    config = (Gemma3TextConfig if window else LlamaConfig)(
         **{**shape, **changes},
         bos_token_id=0,
         eos_token_id=1,
@@ -46,7 +58,7 @@ def make(directory: str, **changes: object) -> int:
         dtype="float32",
     )
     torch.manual_seed(int(str(seed)))
-    model = LlamaForCausalLM(config)
+    model = (Gemma3ForCausalLM if window else LlamaForCausalLM)(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
