@@ -6,6 +6,7 @@
 from kvd.async_client import AsyncClient
 from kvd.client import Client
 from kvd.errors import UnavailableError
+from kvd.gpu_library import GpuLibrary, GpuLibraryError, load_gpu_library
 from kvd.namespace_handle import NamespaceHandle
 from kvd.protocol import Event
 from kvd.results import Cleared, Flushed, Location, Stats
@@ -17,9 +18,12 @@ __all__ = [
     "Client",
     "Event",
     "Flushed",
+    "GpuLibrary",
+    "GpuLibraryError",
     "Location",
     "NamespaceHandle",
     "Stats",
     "UnavailableError",
     "__version__",
+    "load_gpu_library",
 ]
