@@ -49,8 +49,10 @@ def row_sums(rows: Any, salts: Any) -> Any:
     array of int64, shape [rows]
     """
     mixed = rows ^ salts
-    mixed *= FIRST
+    # Before the product too: the top bits of it would move nothing but themselves.
     # A signed shift brings in the sign; only what came down is wanted.
+    mixed ^= (mixed >> 32) & LOW_32
+    mixed *= FIRST
     mixed ^= (mixed >> 32) & LOW_32
     mixed *= SECOND
     return mixed.sum(axis=1)
