@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from kvd import GpuLibrary
+from kvd import GPU_STATUS_BASE, GpuLibrary, gpu_status_words
 from kvd_connectors.gpu_direct.errors import GpuIoError, io_error
-from kvd_connectors.gpu_direct.status_codes import BASE, SUCCESS, words_of
 
 OPAQUE_FD = 1
+SUCCESS = 0
 
 
 class Status(ctypes.Structure):
@@ -122,14 +122,14 @@ class Bindings:
         if count == -1:
             raise io_error(self._prefix + name, ctypes.get_errno())
         code = -count
-        if code < BASE:
+        if code < GPU_STATUS_BASE:
             # Some versions return -errno instead of setting it.
             raise io_error(self._prefix + name, code)
-        raise GpuIoError(self._prefix + name, code, words_of(code))
+        raise GpuIoError(self._prefix + name, code, gpu_status_words(code))
 
     def _check(self, name: str, status: Any) -> None:
         if status.code != SUCCESS:
             # Some versions negate what they return, as for transfers.
             code = abs(status.code)
-            words = words_of(code, status.gpu_code)
+            words = gpu_status_words(code, status.gpu_code)
             raise GpuIoError(self._prefix + name, code, words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kvd import GpuLibrary
 from kvd_connectors.gpu_direct.bindings import Bindings
@@ -122,7 +122,9 @@ class NativeDriver:
             with self._mutex:
                 left, self._registered = self._registered, {}
             for pointer in left:
-                self._bindings.deregister_memory(pointer)
+                # What it does not let go of now goes with the driver.
+                with suppress(GpuIoError):
+                    self._bindings.deregister_memory(pointer)
             if self._is_ours:
                 self._bindings.close()
 

@@ -29,7 +29,7 @@ typedef struct file { int fd; struct file *next; } file_t;
 typedef struct buffer { const char *base; size_t length; struct buffer *next; } buffer_t;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static int users, opened_before;
+static int users, opened_before, left;
 static file_t *files;
 static buffer_t *buffers;
 static struct { char name[32]; int nth, way, value, times; } fault;
@@ -65,6 +65,8 @@ void standin_open_before(int is_open) { opened_before = is_open; }
 int standin_users(void) { return users; }
 int standin_files(void) { int n = 0; for (file_t *f = files; f; f = f->next) n++; return n; }
 int standin_buffers(void) { int n = 0; for (buffer_t *b = buffers; b; b = b->next) n++; return n; }
+/* Buffers that were still registered when the driver was closed. */
+int standin_left(void) { return left; }
 long long standin_read(void) { return read_bytes; }
 long long standin_written(void) { return written_bytes; }
 
@@ -85,6 +87,13 @@ status_t CALL(DriverClose_v2)(void)
     if (failing("DriverClose")) return status(fault.value);
     if (!users) return status(NOT_INITIALIZED);
     users--;
+    /* Closing lets go of everything. */
+    left = standin_buffers();
+    while (buffers) {
+        buffer_t *gone = buffers;
+        buffers = gone->next;
+        free(gone);
+    }
     return status(OK);
 }
 

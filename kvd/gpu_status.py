@@ -1,9 +1,8 @@
-"""Status codes of hipFile and cuFile, which number them alike, and what to do about each."""
+"""Status codes of hipFile and cuFile, which number them alike, and what each means."""
 
 from __future__ import annotations
 
-BASE = 5000
-SUCCESS = 0
+GPU_STATUS_BASE = 5000
 # The second member of an error counts only with this one: a code of HIP or of the CUDA driver.
 GPU_DRIVER_ERROR = 5011
 
@@ -47,7 +46,7 @@ MEANINGS = {
 }
 
 
-def words_of(code: int, gpu_code: int = 0) -> str:
+def gpu_status_words(code: int, gpu_code: int = 0) -> str:
     """Return what a status means."""
     words = MEANINGS.get(code, "unknown status")
     return f"{words}, status {gpu_code}" if code == GPU_DRIVER_ERROR else words
