@@ -46,3 +46,8 @@ def whole_chunks(keys: Sequence[bytes], blocks: int) -> list[Sequence[bytes]]:
         Of a chunk.
     """
     return [keys[first : first + blocks] for first in range(0, len(keys) - blocks + 1, blocks)]
+
+
+def chunk_namespace(namespace: str, blocks: int) -> str:
+    """Return the namespace of chunks of so many blocks of a namespace."""
+    return f"{namespace}/chunks-of-{blocks}"

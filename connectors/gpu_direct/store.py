@@ -32,6 +32,8 @@ from kvd_connectors.gpu_direct.memory import ALIGNMENT, HostMemory, Memory, alig
 
 logger = logging.getLogger(__name__)
 
+MAX_KNOWN = 1 << 16
+"""Chunks whose headers are remembered: 16 MiB, and 8 TiB of chunks of the usual length."""
 WARN_S = 60.0
 """Between two warnings of one kind: a broken disk fails every chunk."""
 
@@ -98,6 +100,8 @@ class ChunkStore:
         self._clock = clock
         self._mutex = threading.Lock()
         self._warned: dict[str, float] = {}
+        # Of chunks whose header was read: (inode, time of change), when it ends.
+        self._known: dict[str, tuple[tuple[int, int], int]] = {}
         self._counts: Counter[str] = Counter()
         self._of_ledger: Counter[str] = Counter()
         self.floor_bytes = floor_bytes
@@ -213,18 +217,40 @@ class ChunkStore:
             self._ledger.add(-size)
 
     def has(self, keys: Sequence[bytes]) -> bool:
-        """Say whether a chunk is there, by its whole header; its payload is not looked at."""
+        """Say whether a chunk is there, by its whole header; its payload is not looked at.
+
+        A file whose header was read is known by inode and time of change: asking again is one
+        call of the system.
+        """
+        name = name_of(self._namespace, keys)
         try:
-            fd = self._directory.open_chunk(name_of(self._namespace, keys), 0)
+            status = self._directory.path_of(name).lstat()
         except OSError:
             return False
+        known = self._known.get(name)
+        seen = (status.st_ino, status.st_mtime_ns)
+        if known is None or known[0] != seen:
+            header = self._header_of(name)
+            if header is None or not self._is_of(header, keys):
+                return False
+            known = seen, header.expires_at_s
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[name] = known
+        return not known[1] or self._clock() < known[1]
+
+    def _header_of(self, name: str) -> Header | None:
+        """Return the header of a chunk's file, None where there is none that holds."""
         try:
-            header = self._header(fd)
+            fd = self._directory.open_chunk(name, 0)
+        except OSError:
+            return None
+        try:
+            return self._header(fd)
         except (OSError, HeaderError, OtherVersionError):
-            return False
+            return None
         finally:
             os.close(fd)
-        return self._is_of(header, keys) and not self._is_over(header)
 
     def get(self, keys: Sequence[bytes], memory: Memory) -> int | None:
         """Read a chunk to the start of registered memory; return its length, None for a miss.

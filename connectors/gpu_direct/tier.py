@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from kvd_connectors.gpu_direct.blocks import Blocks
 from kvd_connectors.gpu_direct.choosing import choose_driver
-from kvd_connectors.gpu_direct.chunking import blocks_per_chunk, whole_chunks
+from kvd_connectors.gpu_direct.chunking import chunk_namespace, whole_chunks
 from kvd_connectors.gpu_direct.directory import LockTimeoutError, RootDirectory
 from kvd_connectors.gpu_direct.errors import GpuDirectError, GpuIoError
-from kvd_connectors.gpu_direct.settings import Settings, read_settings
+from kvd_connectors.gpu_direct.settings import Settings
 from kvd_connectors.gpu_direct.store import ChunkStore
 
 logger = logging.getLogger(__name__)
+
+CLOSE_WAIT_S = 10.0
+
+
+@contextmanager
+def _freely() -> Iterator[bool]:
+    """Blocks that nobody writes over."""
+    yield True
+
 
 # (number of the block in the engine's cache, its key)
 Pair = tuple[int, bytes]
@@ -54,16 +64,21 @@ class ChunkTier:
             store.register(self._of_saves)
             store.register(self._of_loads)
 
+    def has(self, keys: Sequence[bytes]) -> bool:
+        """Say whether one whole chunk is there."""
+        return any(store.has(keys) for store in self._stores.values())
+
     def leading_blocks(self, keys: Sequence[bytes]) -> int:
         """Return how many of a prompt's first blocks are in chunks that are there."""
-        found = 0
-        for chunk in whole_chunks(keys, self.chunk_blocks):
-            if not any(store.has(chunk) for store in self._stores.values()):
-                break
-            found += len(chunk)
-        return found
+        return leading_blocks(list(self._stores.values()), keys, self.chunk_blocks)
 
-    def save(self, chunk: Sequence[Pair], retention: str, ttl_s: float | None = None) -> bool:
+    def save(
+        self,
+        chunk: Sequence[Pair],
+        retention: str,
+        ttl_s: float | None = None,
+        reading: Callable[[], AbstractContextManager[bool]] = _freely,
+    ) -> bool:
         """Store one whole chunk of a prompt's blocks; say whether it is there now.
 
         Parameters
@@ -73,6 +88,9 @@ class ChunkTier:
         retention : str
             Without a root of that retention nothing is stored.
         ttl_s : float, optional
+        reading : callable
+            Returns what is entered while blocks are read, and no longer; what it gives says
+            whether they still may be.
         """
         store = self._stores.get(retention)
         if store is None:
@@ -80,9 +98,12 @@ class ChunkTier:
         self._check(chunk)
         size = self._blocks.block_bytes
         with self._saving:
-            for place, (block, _) in enumerate(chunk):
-                self._blocks.gather(block, self._of_saves, place * size)
-            self._blocks.settle()
+            with reading() as may_read:
+                if not may_read:
+                    return False
+                for place, (block, _) in enumerate(chunk):
+                    self._blocks.gather(block, self._of_saves, place * size)
+                self._blocks.settle()
             keys = [key for _, key in chunk]
             return store.put(keys, self._of_saves, len(chunk) * size, ttl_s=ttl_s)
 
@@ -109,43 +130,47 @@ class ChunkTier:
         return {retention: store.status() for retention, store in self._stores.items()}
 
     def close(self) -> None:
-        """Let go of the memory."""
-        with self._saving, self._loading:
-            for store in self._stores.values():
-                store.unregister(self._of_saves)
-                store.unregister(self._of_loads)
-                store.close()
-            self._stores = {}
+        """Let go of the memory; of what a hanging disk still holds after a while, not."""
+        for lock in (self._saving, self._loading):
+            if not lock.acquire(timeout=CLOSE_WAIT_S):
+                logger.warning("chunk files: a transfer hangs; its driver stays open")
+                return
+        for store in self._stores.values():
+            store.unregister(self._of_saves)
+            store.unregister(self._of_loads)
+            store.close()
+        self._stores = {}
 
 
-def open_tier(
-    namespace: str,
-    block_tokens: int,
-    blocks: Blocks,
-    settings: Settings | None = None,
-) -> ChunkTier | None:
-    """Return the tier of chunk files that the environment asks for, or None.
+def leading_blocks(stores: Sequence[ChunkStore], keys: Sequence[bytes], chunk_blocks: int) -> int:
+    """Return how many of a prompt's first blocks are in chunks that any of the stores has."""
+    found = 0
+    for chunk in whole_chunks(keys, chunk_blocks):
+        if not any(store.has(chunk) for store in stores):
+            break
+        found += len(chunk)
+    return found
+
+
+def open_tier(namespace: str, chunk_blocks: int, blocks: Blocks, settings: Settings) -> ChunkTier:
+    """Return the tier of chunk files that the settings ask for.
 
     Parameters
     ----------
     namespace : str
-        As of the same blocks in kvd; the tokens of a chunk are added to it.
-    block_tokens : int
+        As of the same blocks in kvd; the length of chunks is added to it.
+    chunk_blocks : int
+        Blocks of a chunk.
     blocks : Blocks
-    settings : Settings, optional
-        Instead of the environment's.
+    settings : Settings
+        With at least one root.
 
     Raises
     ------
     GpuDirectError
-        A variable is wrong, or KVD_AIS is 1 and no driver works. With KVD_AIS at auto or 0, a root
-        that cannot be used is an error too: there were never to be no files without a word.
+        A root cannot be used, or KVD_AIS is 1 and no driver works.
     """
-    settings = read_settings() if settings is None else settings
-    if not settings.is_on:
-        return None
-    chunk_blocks = blocks_per_chunk(settings.chunk_tokens, block_tokens, blocks.block_bytes)
-    whole = f"{namespace}/chunk-{chunk_blocks * block_tokens}"
+    whole = chunk_namespace(namespace, chunk_blocks)
     stores: dict[str, ChunkStore] = {}
     try:
         for retention, root in settings.roots.items():

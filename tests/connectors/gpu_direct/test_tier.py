@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +13,25 @@ import pytest
 
 from kvd_connectors.gpu_direct.blocks import HostBlocks
 from kvd_connectors.gpu_direct.errors import GpuDirectError
-from kvd_connectors.gpu_direct.settings import Settings, read_settings
+from kvd_connectors.gpu_direct.settings import Settings
+from kvd_connectors.gpu_direct.store import ChunkStore
 from kvd_connectors.gpu_direct.tier import ChunkTier, open_tier
 
 from .chunks import LIE, Standin
 
-BLOCK_TOKENS = 16
 CHUNK = 5
 KEYS = [b"%032d" % number for number in range(23)]
 
 
 def settings_of(root: Path, **more: Any) -> Settings:
-    given = {"budget_bytes": 32 << 20, "chunk_tokens": CHUNK * BLOCK_TOKENS, **more}
+    given = {"budget_bytes": 32 << 20, **more}
     return Settings({"long": root}, **given)
 
 
-def opened(pages: Any, settings: Settings, namespace: str = "vllm/m/1") -> ChunkTier:
-    tier = open_tier(namespace, BLOCK_TOKENS, HostBlocks(pages), settings)
-    assert tier is not None
-    return tier
+def opened(
+    pages: Any, settings: Settings, namespace: str = "vllm/m/1", chunk: int = CHUNK
+) -> ChunkTier:
+    return open_tier(namespace, chunk, HostBlocks(pages), settings)
 
 
 def saved(tier: ChunkTier, order: list[int], **more: Any) -> list[bool]:
@@ -81,9 +84,8 @@ def test_chunks_of_other_namespaces_and_lengths_are_apart(
     tier = opened(pages, settings_of(tmp_path / "root"))
     saved(tier, list(range(23)))
     tier.close()
-    for namespace, tokens in (("vllm/m/2", CHUNK * 16), ("vllm/m/1", 16), ("vllm/m/1", 160)):
-        settings = settings_of(tmp_path / "root", chunk_tokens=tokens)
-        other = opened(pages, settings, namespace)
+    for namespace, chunk in (("vllm/m/2", CHUNK), ("vllm/m/1", 1), ("vllm/m/1", 10)):
+        other = opened(pages, settings_of(tmp_path / "root"), namespace, chunk)
         assert other.leading_blocks(KEYS) == 0
         other.close()
 
@@ -93,7 +95,7 @@ def test_retention_has_its_own_root_and_none_is_not_stored(
 ) -> None:
     pages = plain_pages(64)
     roots = {"long": tmp_path / "long", "short": tmp_path / "short"}
-    settings = Settings(roots, "0", 32 << 20, 0, CHUNK * BLOCK_TOKENS)
+    settings = Settings(roots, "0", 32 << 20)
     tier = opened(pages, settings)
     assert saved(tier, list(range(23)), retention="ephemeral") == [False] * 4
     assert saved(tier, list(range(23)), retention="none") == [False] * 4
@@ -168,8 +170,33 @@ def test_a_chunk_that_is_not_whole_is_refused(plain_pages: Any, tmp_path: Path) 
     tier.close()
 
 
-def test_without_roots_there_is_no_tier(plain_pages: Any) -> None:
-    assert open_tier("ns", 16, HostBlocks(plain_pages(4)), read_settings({})) is None
+def test_blocks_that_may_not_be_read_are_not(plain_pages: Any, tmp_path: Path) -> None:
+    """The engine may write over them; and once they are copied, it need not wait for the disk."""
+    pages = plain_pages(64)
+    tier = opened(pages, settings_of(tmp_path / "root"))
+    pairs = list(zip(range(CHUNK), KEYS, strict=False))
+    pages.on_gather = lambda block: pytest.fail("a block was read")
+    assert not tier.save(pairs, "long", reading=lambda: nullcontext(False))
+    held = threading.Lock()
+    pages.on_gather = lambda block: None
+
+    @contextmanager
+    def reading() -> Iterator[bool]:
+        with held:
+            yield True
+
+    real = ChunkStore.put
+    free = []
+
+    def put(self: ChunkStore, *arguments: Any, **more: Any) -> bool:
+        free.append(not held.locked())
+        return real(self, *arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ChunkStore, "put", put)
+        assert tier.save(pairs, "long", reading=reading)
+    assert free == [True]
+    tier.close()
 
 
 def test_a_tier_that_cannot_start_leaves_no_driver(
@@ -179,7 +206,7 @@ def test_a_tier_that_cannot_start_leaves_no_driver(
     (tmp_path / "file").write_text("")
     roots = {"long": tmp_path / "root", "short": tmp_path / "file"}
     with pytest.raises(GpuDirectError):
-        opened(plain_pages(4), Settings(roots, "1", 1 << 20, 0, 80))
+        opened(plain_pages(4), Settings(roots, "1", 1 << 20))
     assert standin.calls.standin_users() == 0
 
 
@@ -198,9 +225,8 @@ def test_tensors_are_gathered_and_scattered_on_their_device(tmp_path: Path) -> N
 
     whole = torch.randint(0, 256, (2, 64, 3000), dtype=torch.uint8)
     tier = open_tier(
-        "vllm/m/1", 16, TensorBlocks([whole[0], whole[1]]), settings_of(tmp_path / "root")
+        "vllm/m/1", CHUNK, TensorBlocks([whole[0], whole[1]]), settings_of(tmp_path / "root")
     )
-    assert tier is not None
     order = random.Random(1).sample(range(40), CHUNK)
     assert tier.save(list(zip(order, KEYS[:CHUNK], strict=True)), "long")
     target = list(range(50, 50 + CHUNK))
