@@ -59,12 +59,13 @@ def test_a_header_of_many_keys_is_longer() -> None:
         decode(whole[:4096], many.file_bytes)
 
 
-@pytest.mark.parametrize("place", range(0, 4096, 1))
-def test_a_changed_byte_is_seen(place: int) -> None:
-    whole = bytearray(SAMPLE.encode())
-    whole[place] ^= 0x40
-    with pytest.raises((HeaderError, OtherVersionError)):
-        decode(bytes(whole), SAMPLE.file_bytes)
+def test_a_changed_byte_is_seen() -> None:
+    for place in range(4096):
+        whole = bytearray(SAMPLE.encode())
+        whole[place] ^= 0x40
+        with pytest.raises((HeaderError, OtherVersionError)):
+            decode(bytes(whole), SAMPLE.file_bytes)
+            pytest.fail(f"byte {place}")
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,9 @@ def test_a_truncated_file_is_a_miss(
     store = make_store()
     fill(memory, 1)
     store.put(keys_of(1), memory, PAYLOAD)
+    assert store.has(keys_of(1))
     os.truncate(path_of(directory), left)
+    assert not store.has(keys_of(1)), "a header that was read before was taken for this one"
     assert store.get(keys_of(1), memory) is None
     assert store.status()["damaged"] == 1 and chunk_files(directory) == []
 
