@@ -18,6 +18,8 @@ from kvd_connectors.gpu_direct.errors import GpuDirectError
 OWN = "kvcache-1"
 SUFFIX = ".kvcache"
 TEMPORARY = ".writing"
+LASTING, ENDING = 0o600, 0o400
+"""Modes of chunk files: of one with a time to live, so that who looks for others opens none."""
 LOCK_WAIT_S = 5.0
 """What holds the lock looks at files and removes some; a writer waits no longer than this."""
 POLL_S = 0.002
@@ -61,6 +63,7 @@ class RootDirectory:
         self.root = root
         self.path = root / OWN
         self.chunks = self.path / "chunks"
+        self._chunks_text = str(self.chunks)
         self.lock_path = self.path / "lock"
         self.account_path = self.path / "account"
         self._lock_wait_s = lock_wait_s
@@ -81,6 +84,15 @@ class RootDirectory:
     def path_of(self, name: str) -> Path:
         """Return where a chunk of this name is; a directory of a few hundred of them each."""
         return self.chunks / name[:2] / f"{name}{SUFFIX}"
+
+    def look_at(self, name: str) -> os.stat_result | None:
+        """Return what the system tells of a chunk's file, None where there is none."""
+        try:
+            # Texts: a look-up does this dozens of times before the engine's next step.
+            found = os.lstat(f"{self._chunks_text}/{name[:2]}/{name}{SUFFIX}")
+        except OSError:
+            return None
+        return found if stat.S_ISREG(found.st_mode) else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -111,7 +123,9 @@ class RootDirectory:
                     ) from None
                 time.sleep(POLL_S)
 
-    def create(self, name: str, size_bytes: int, flags: int) -> tuple[int, Path]:
+    def create(
+        self, name: str, size_bytes: int, flags: int, mode: int = LASTING
+    ) -> tuple[int, Path]:
         """Return a new file for a chunk that is to be written, its space taken; lock held.
 
         The file is locked while it is open, which is how others tell it from a leftover.
@@ -124,7 +138,7 @@ class RootDirectory:
         # A name of random digits: nothing that others may be at.
         path = self.chunks / f"{name}-{secrets.token_hex(8)}{TEMPORARY}"
         usual = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, usual | flags, 0o600)
+        fd = os.open(path, usual | flags, mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(fd, 0, size_bytes)

@@ -166,8 +166,8 @@ def digest_of(whole: bytes | bytearray) -> bytes:
 
 def name_of(namespace: str, keys: Sequence[bytes]) -> str:
     """Return the name of a chunk: hexadecimal digits, whatever namespace and keys are."""
-    found = hashlib.blake2b(digest_size=20)
-    for part in (namespace.encode(), *keys):
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
+    encoded = namespace.encode()
+    length = len(keys[0]) if keys else 0
+    # Few pieces, joined once: a look-up names dozens of chunks before the engine's next step.
+    numbers = struct.pack("<QQQ", len(encoded), len(keys), length)
+    return hashlib.blake2b(b"".join((numbers, encoded, *keys)), digest_size=20).hexdigest()

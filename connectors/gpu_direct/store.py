@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any
 
 from kvd_connectors.gpu_direct.choosing import Choice
 from kvd_connectors.gpu_direct.directory import (
+    ENDING,
+    LASTING,
     LockTimeoutError,
     RootDirectory,
     unlock_and_close,
@@ -180,7 +183,10 @@ class ChunkStore:
                 return self._refuse(f"refused_{reason}", f"{size} bytes have no room")
             self._ledger.add(size)
             try:
-                fd, temporary = self._directory.create(name, size, self._driver.open_flags)
+                fd, temporary = self._directory.create(
+                    *(name, size, self._driver.open_flags),
+                    mode=ENDING if header.expires_at_s else LASTING,
+                )
             except BaseException:
                 self._ledger.add(-size)
                 raise
@@ -223,9 +229,8 @@ class ChunkStore:
         call of the system.
         """
         name = name_of(self._namespace, keys)
-        try:
-            status = self._directory.path_of(name).lstat()
-        except OSError:
+        status = self._directory.look_at(name)
+        if status is None:
             return False
         known = self._known.get(name)
         seen = (status.st_ino, status.st_mtime_ns)
@@ -238,6 +243,18 @@ class ChunkStore:
                 self._known.clear()
             self._known[name] = known
         return not known[1] or self._clock() < known[1]
+
+    def appears(self, keys: Sequence[bytes]) -> bool:
+        """Say whether there seems to be a chunk: one call of the system, no read of the disk.
+
+        Its header is looked at by who loads it; only one with a time to live is opened for that.
+        """
+        status = self._directory.look_at(name_of(self._namespace, keys))
+        if status is None:
+            return False
+        if stat.S_IMODE(status.st_mode) != LASTING:
+            return self.has(keys)
+        return status.st_size >= 2 * ALIGNMENT
 
     def _header_of(self, name: str) -> Header | None:
         """Return the header of a chunk's file, None where there is none that holds."""

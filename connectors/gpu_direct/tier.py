@@ -146,7 +146,7 @@ def leading_blocks(stores: Sequence[ChunkStore], keys: Sequence[bytes], chunk_bl
     """Return how many of a prompt's first blocks are in chunks that any of the stores has."""
     found = 0
     for chunk in whole_chunks(keys, chunk_blocks):
-        if not any(store.has(chunk) for store in stores):
+        if not any(store.appears(chunk) for store in stores):
             break
         found += len(chunk)
     return found

@@ -160,8 +160,8 @@ class Presence:
         self._chunk_blocks = chunk_blocks
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
-        """Return how many leading blocks are there; the first one begins a chunk."""
-        return leading_blocks(self._stores, [bytes(key) for key in keys], self._chunk_blocks)
+        """Return how many leading blocks seem to be there; the first one begins a chunk."""
+        return leading_blocks(self._stores, keys, self._chunk_blocks)
 
     def local_lookup(self) -> None:
         """Nothing is known without asking."""

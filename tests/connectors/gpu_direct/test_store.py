@@ -143,6 +143,30 @@ def test_a_time_to_live_ends(
     assert store.status()["used_bytes"] == bytes_on_disk(directory) == FILE
 
 
+def test_what_appears_is_told_without_opening_a_file(
+    make_store: Make, memory: HostMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one with a time to live is opened, for that."""
+    now = [1000.0]
+    store = make_store(clock=lambda: now[0])
+    store.put(keys_of(1), memory, PAYLOAD)
+    store.put(keys_of(2), memory, PAYLOAD, ttl_s=10)
+    assert [store.appears(keys_of(number)) for number in range(4)] == [False, True, True, False]
+    now[0] = 1010.0
+    assert [store.appears(keys_of(number)) for number in range(4)] == [False, True, False, False]
+    opened: list[str] = []
+    real = RootDirectory.open_chunk
+
+    def open_chunk(self: RootDirectory, name: str, flags: int) -> int:
+        opened.append(name)
+        return real(self, name, flags)
+
+    monkeypatch.setattr(RootDirectory, "open_chunk", open_chunk)
+    other = make_store(clock=lambda: 1000.0)
+    assert other.appears(keys_of(1)) and opened == []
+    assert other.appears(keys_of(2)) and len(opened) == 1
+
+
 def test_clear_is_of_one_namespace(make_store: Make, memory: HostMemory) -> None:
     one, other = make_store(namespace="a"), make_store(namespace="b")
     for number in range(3):
