@@ -117,12 +117,17 @@ def test_a_write_that_fails_leaves_nothing(
 @pytest.mark.parametrize("way", [BY_ERRNO, MINUS_ERRNO])
 @pytest.mark.parametrize("value", [28, 122])
 def test_a_full_disk_is_told_from_a_broken_one(
-    native_store: Native, standin: Standin, way: int, value: int
+    native_store: Native,
+    standin: Standin,
+    caplog: pytest.LogCaptureFixture,
+    way: int,
+    value: int,
 ) -> None:
     store, memory = native_store
     standin.fail("Write", way, value)
     assert not store.put(keys_of(1), memory, PAYLOAD)
     assert store.status()["refused_space"] == 1 and store.status()["write_errors"] == 0
+    assert f"{standin.prefix}Write: {os.strerror(value)} ({value})" in caplog.text
 
 
 READ_FAULTS = [

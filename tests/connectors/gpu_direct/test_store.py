@@ -292,6 +292,16 @@ def test_no_link_is_followed(
     assert not store.has(keys_of(1)) and store.get(keys_of(1), memory) is None
 
 
+def test_a_file_of_another_user_is_not_read(
+    make_store: Make, memory: HostMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    store.put(keys_of(1), memory, PAYLOAD)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert not store.has(keys_of(1)) and store.get(keys_of(1), memory) is None
+    assert store.status()["read_errors"] == 1
+
+
 def test_memory_that_is_too_small_costs_no_file(
     make_store: Make, memory: HostMemory, directory: RootDirectory
 ) -> None:
