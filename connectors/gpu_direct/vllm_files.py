@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# vLLM's names of caches whose requests keep every block to their end, each layer of one size.
+WHOLE = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec")
+
 
 @dataclass(frozen=True)
 class ChunkFiles:
@@ -71,7 +74,11 @@ class ChunkFiles:
 
 
 def chunk_files(
-    plan: Plan, kv_cache_config: Any, settings: Settings | None = None
+    plan: Plan,
+    kv_cache_config: Any,
+    settings: Settings | None = None,
+    *,
+    stages: int = 1,
 ) -> ChunkFiles | None:
     """Return what the environment asks for, None where that is nothing, or cannot be.
 
@@ -82,23 +89,24 @@ def chunk_files(
         vLLM's, for how many bytes a block has.
     settings : Settings, optional
         Instead of the environment's.
+    stages : int
+        Of pipeline parallelism.
 
     Raises
     ------
     GpuDirectError
-        A variable is wrong; or KVD_AIS is 1 and this engine's cache is not one group of blocks.
+        A variable is wrong; or KVD_AIS is 1 and this engine's cache cannot be cut into chunks.
     """
     settings = read_settings() if settings is None else settings
     if not settings.is_on or not plan.groups:
         return None
-    if len(plan.groups) != 1 or not plan.single:
-        words = (
-            f"chunk files are for caches of one group of layers; this engine's has "
-            f"{len(kv_cache_config.kv_cache_groups)}"
-        )
+    if problem := _why_not(plan, kv_cache_config, stages):
         if settings.ais == "1":
-            raise GpuDirectError(f"KVD_AIS is 1 and {words}. Remedy: leave out KVD_HIPFILE_ROOTS")
-        logger.warning("%s: its blocks go through the daemon", words)
+            raise GpuDirectError(
+                f"KVD_AIS is 1 and there can be no chunk files: {problem}. Remedy: leave out "
+                "KVD_AIS and KVD_HIPFILE_ROOTS"
+            )
+        logger.warning("no chunk files: %s; its blocks go through the daemon", problem)
         return None
     (group,) = plan.groups
     spec = kv_cache_config.kv_cache_groups[group.number].kv_cache_spec
@@ -112,6 +120,21 @@ def chunk_files(
         ", ".join(f"{name}={path}" for name, path in settings.roots.items()),
     )
     return ChunkFiles(settings, chunked, units * each)
+
+
+def _why_not(plan: Plan, kv_cache_config: Any, stages: int) -> str:
+    """Return what keeps an engine's blocks from being cut into chunks, or an empty string."""
+    if len(plan.groups) != 1 or not plan.single:
+        return f"this engine's cache has {len(kv_cache_config.kv_cache_groups)} groups of layers"
+    if stages > 1:
+        # Scheduler and workers would count a chunk's blocks by different layers.
+        return "under pipeline parallelism ranks have different layers"
+    spec = kv_cache_config.kv_cache_groups[plan.groups[0].number].kv_cache_spec
+    kind = type(spec).__name__
+    if kind not in WHOLE:
+        # A window's blocks are given up one by one while the request runs.
+        return f"its blocks are of {kind}, of which not all stay while a request runs"
+    return ""
 
 
 def blocks_of(pages: Pages) -> Blocks:

@@ -46,13 +46,14 @@ def timed(hook: Hook) -> Hook:
     return call  # type: ignore[return-value]
 
 
-def _chunk_files(plan: Plan, kv_cache_config: Any) -> Any:
+def _chunk_files(plan: Plan, vllm_config: Any, kv_cache_config: Any) -> Any:
     """Return what the environment asks for of chunk files; without it they are not imported."""
     if not any(os.environ.get(name) for name in CHUNK_FILE_VARIABLES):
         return None
     from kvd_connectors.gpu_direct.vllm_files import chunk_files
 
-    return chunk_files(plan, kv_cache_config)
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    return chunk_files(plan, kv_cache_config, stages=stages)
 
 
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
@@ -68,7 +69,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         options = read_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         plan = make_plan(vllm_config, kv_cache_config, options)
-        files = _chunk_files(plan, kv_cache_config)
+        files = _chunk_files(plan, vllm_config, kv_cache_config)
         plan = plan if files is None else files.plan
         self._options = options
         self._plan = plan

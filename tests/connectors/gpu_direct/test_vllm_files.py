@@ -32,8 +32,8 @@ def plan_of(*groups: Group, unit: int = 32, single: bool = True) -> Plan:
 GROUP = Group(0, ("a", "b", "c"), 32, 2)
 
 
-def config_of(count: int = 1, page_bytes: int = 1000) -> Any:
-    spec = SimpleNamespace(page_size_bytes=page_bytes)
+def config_of(count: int = 1, page_bytes: int = 1000, kind: str = "FullAttentionSpec") -> Any:
+    spec = type(kind, (), {"page_size_bytes": page_bytes})()
     return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * count)
 
 
@@ -96,17 +96,25 @@ def test_nothing_asked_for_is_nothing() -> None:
     assert chunk_files(plan_of(), config_of(), Settings({"long": Path("/nowhere")})) is None
 
 
-@pytest.mark.parametrize(
-    "plan", [plan_of(GROUP, GROUP), plan_of(GROUP, single=False)], ids=["two", "one of two"]
-)
-def test_a_cache_of_several_groups_goes_through_the_daemon(
-    plan: Plan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+CANNOT: dict[str, tuple[Plan, Any, int, str]] = {
+    "two groups": (plan_of(GROUP, GROUP), config_of(2), 1, "2 groups"),
+    "one of two": (plan_of(GROUP, single=False), config_of(2), 1, "2 groups"),
+    "window": (plan_of(GROUP), config_of(kind="SlidingWindowSpec"), 1, "SlidingWindowSpec"),
+    "stages": (plan_of(GROUP), config_of(), 2, "pipeline parallelism"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_a_cache_that_cannot_be_cut_goes_through_the_daemon(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert chunk_files(plan, config_of(2), settings_of(tmp_path)) is None
+    plan, config, stages, words = CANNOT[case]
+    assert chunk_files(plan, config, settings_of(tmp_path), stages=stages) is None
     (said,) = caplog.records
-    assert said.levelno == logging.WARNING and "through the daemon" in said.getMessage()
-    with pytest.raises(GpuDirectError, match="KVD_AIS is 1"):
-        chunk_files(plan, config_of(2), settings_of(tmp_path, ais="1"))
+    assert said.levelno == logging.WARNING
+    assert words in said.getMessage() and "through the daemon" in said.getMessage()
+    with pytest.raises(GpuDirectError, match=f"KVD_AIS is 1.*{words}"):
+        chunk_files(plan, config, settings_of(tmp_path, ais="1"), stages=stages)
 
 
 def test_saved_chunks_are_found_and_loaded(
