@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvd import demo
+from kvd.commands import check_gpu_direct
 from kvd.config import GROUPS
 from kvd.config.command_line import build_parser
 from kvd.config.flag import flags_of
@@ -77,9 +78,9 @@ def cli_page() -> str:
         "opened, the port of `--metrics`.",
         "With `--check` 1 where a start would fail.",
         "",
-        "The flags of `kvd demo`, `replay`, `size` and `soak` are in [tools.md](tools.md), the "
-        "commands of a running daemon in",
-        "[admin.md](admin.md).",
+        "The flags of `kvd check-gpu-direct`, `demo`, `replay`, `size` and `soak` are in "
+        "[tools.md](tools.md), the commands of a",
+        "running daemon in [admin.md](admin.md).",
         "",
         "## on the command line only",
         "",
@@ -117,8 +118,10 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-TOOLS = (demo.parser, replay.parser, size.parser, soak.parser)
+TOOLS = (check_gpu_direct.new_parser, demo.parser, replay.parser, size.parser, soak.parser)
 NOTES = {
+    "kvd check-gpu-direct": "`kvd check-gpu-direct ROOT ...`. [gpu-direct.md](gpu-direct.md) says "
+    "what the answers mean.",
     "kvd replay": "With `--socket` the blocks stay in that daemon, in the namespace "
     "`kvd-replay/content-1/SIZES` (`65536`: blocks of 64K;\n`kvd status` has the name). They go "
     "with `kvd purge kvd-replay/content-1/65536 --yes`, or by eviction, before which\nother "
@@ -130,7 +133,14 @@ NOTES = {
 
 def tools_page() -> str:
     """Return docs/tools.md."""
-    lines = ["# kvd demo, replay, size, soak", "", GENERATED, "", "Sizes take K, M, G, T.", ""]
+    lines = [
+        "# kvd check-gpu-direct, demo, replay, size, soak",
+        "",
+        GENERATED,
+        "",
+        "Sizes take K, M, G, T.",
+        "",
+    ]
     for make in TOOLS:
         parser = make()
         lines += [f"## {parser.prog}", "", str(parser.description).replace("%%", "%")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,12 +22,13 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 import kvd
 from kvd_connectors.vllm.metadata import StepMetadata, WorkerNews
 from kvd_connectors.vllm.options import read_options
-from kvd_connectors.vllm.plan import make_plan
+from kvd_connectors.vllm.plan import Plan, make_plan
 from kvd_connectors.vllm.scheduler import SchedulerSide
 from kvd_connectors.vllm.stats import KvdPromMetrics, KvdStats
 from kvd_connectors.vllm.worker import WorkerSide
 
 logger = logging.getLogger(__name__)
+CHUNK_FILE_VARIABLES = ("KVD_HIPFILE_ROOTS", "INFERA_KVD_HIPFILE_ROOTS", "KVD_AIS")
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -44,6 +46,16 @@ def timed(hook: Hook) -> Hook:
     return call  # type: ignore[return-value]
 
 
+def _chunk_files(plan: Plan, vllm_config: Any, kv_cache_config: Any) -> Any:
+    """Return what the environment asks for of chunk files; without it they are not imported."""
+    if not any(os.environ.get(name) for name in CHUNK_FILE_VARIABLES):
+        return None
+    from kvd_connectors.gpu_direct.vllm_files import chunk_files
+
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    return chunk_files(plan, kv_cache_config, stages=stages)
+
+
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps an engine's blocks in kvd, by the engine's own block hashes.
 
@@ -57,19 +69,26 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         options = read_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         plan = make_plan(vllm_config, kv_cache_config, options)
+        files = _chunk_files(plan, vllm_config, kv_cache_config)
+        plan = plan if files is None else files.plan
         self._options = options
         self._plan = plan
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            client = kvd.Client(options.socket, timeout_s=options.lookup_timeout_s, engine="vllm")
+            if files is not None:
+                client = files.presence()
+            else:
+                client = kvd.Client(
+                    options.socket, timeout_s=options.lookup_timeout_s, engine="vllm"
+                )
             self._scheduler = SchedulerSide(options, plan, client)
             self.counts = self._scheduler.counts
         else:
             parallel = vllm_config.parallel_config
             stages = parallel.pipeline_parallel_size
             rank = parallel.rank % (parallel.tensor_parallel_size * stages)
-            self._worker = WorkerSide(options, plan, rank, self._connect)
+            self._worker = WorkerSide(options, plan, rank, self._connect, files)
             self.counts = self._worker.counts
 
     def _connect(self, timeout_s: float, block_bytes: int) -> kvd.Client:

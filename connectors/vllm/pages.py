@@ -79,6 +79,11 @@ class Pages:
         self.block_count = block_count
         self.on_host = all(piece.host is not None for piece in self._pieces)
 
+    @property
+    def rows(self) -> list[torch.Tensor]:
+        """The memory itself: of each piece, shape [blocks, bytes]."""
+        return [piece.rows for piece in self._pieces]
+
     def gather(self, block: int, target: memoryview) -> None:
         """Copy a block's bytes into a buffer of `block_bytes`."""
         into = np.frombuffer(target, dtype=np.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from kvd_connectors.vllm.options import Options
 from kvd_connectors.vllm.pages import LayoutError, Pages
 from kvd_connectors.vllm.plan import Plan
 from kvd_connectors.vllm.saving import Saver
+
+if TYPE_CHECKING:
+    from kvd_connectors.gpu_direct.vllm_files import ChunkFiles
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,8 @@ class WorkerSide:
         Among the engine's ranks: which of the plan's namespaces are this worker's.
     connect : callable
         ``connect(timeout_s, block_bytes)`` returns a client.
+    files : ChunkFiles, optional
+        Saves and loads go there, and not through a client.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class WorkerSide:
         plan: Plan,
         rank: int,
         connect: Callable[[float, int], kvd.Client],
+        files: ChunkFiles | None = None,
     ) -> None:
         self.counts = Counts()
         self._options = options
@@ -47,6 +54,7 @@ class WorkerSide:
         # Ranks that hold the same bytes: one of them saves for all.
         self._saves = plan.names.index(self._names) == rank if plan.names else False
         self._connect = connect
+        self._files = files
         self._clients: list[kvd.Client] = []
         self._loader: Loader | None = None
         self._saver: Saver | None = None
@@ -73,6 +81,12 @@ class WorkerSide:
             return
         self._device = next(iter(tensors.values())).device
         options = self._options
+        if self._files is not None:
+            saver, self._loader = self._files.open(
+                pages[0], self._names[0], self.counts, options.save_queue_bytes, self._settle
+            )
+            self._saver = saver if self._saves else None
+            return
         size = max(each.block_bytes for each in pages)
         saving = self._connect(options.save_timeout_s, size)
         loading = self._connect(options.load_timeout_s, size)

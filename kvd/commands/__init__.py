@@ -2,6 +2,7 @@
 
 # Imported only when called: serving needs none of them, and none needs the server.
 COMMANDS = {
+    "check-gpu-direct": "kvd.commands.check_gpu_direct",
     "classify": "kvd.commands.classify",
     "demo": "kvd.demo",
     "purge": "kvd.commands.purge",

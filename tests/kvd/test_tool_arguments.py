@@ -43,6 +43,7 @@ def run(*arguments, cwd=None):
         (["top", "--interval", "banana"], "--interval: 'banana' is no time"),
         (["top", "--interval", "0"], "--interval takes 0.1 s or more"),
         (["purge", "m", "--older-than", "x"], "--older-than: 'x' is no time"),
+        (["check-gpu-direct", "--wat"], "'--wat' is no option and no root"),
         (["classify", ".", "--socket", "S"], "name one path, not '.', '--socket', 'S'"),
     ],
 )
