@@ -26,7 +26,7 @@ sanitize: $(VENV)/.installed
 
 # Real engines for tests/connectors/engines, each in an environment of its own: 2.5 GB, minutes.
 engines: $(VENV)/.installed
-	$(BIN)/python tools/engine_venv.py vllm
+	$(BIN)/python tools/engine_venv.py vllm sglang
 	$(BIN)/python -m pytest -m long tests/connectors/engines
 
 coverage: $(VENV)/.installed
