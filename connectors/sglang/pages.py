@@ -78,8 +78,9 @@ class PiecePages:
         self._pool = pool
         try:
             (pieces,) = self.at(first, 1)
-        except (AttributeError, NotImplementedError, ValueError) as error:
-            raise LayoutError(str(error)) from error
+        except Exception as error:
+            # Whatever a pool of some version of SGLang does where it cannot.
+            raise LayoutError(f"{type(error).__name__}: {error}") from error
         self.sizes = tuple(size for _, size in pieces)
         self.page_bytes = sum(self.sizes)
         if not self.page_bytes:
@@ -178,8 +179,8 @@ class FlatPages:
         self._pool = pool
         try:
             dummy = pool.get_dummy_flat_data_page()
-        except (AttributeError, NotImplementedError, ValueError) as error:
-            raise LayoutError(str(error)) from error
+        except Exception as error:
+            raise LayoutError(f"{type(error).__name__}: {error}") from error
         self._tensors = TensorPages(dummy.numel() * dummy.element_size())
         self.page_bytes = self._tensors.page_bytes
         self.sizes = self._tensors.sizes
