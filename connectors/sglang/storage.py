@@ -109,7 +109,8 @@ class KvdHiCacheStorage(HiCacheStorage):
         self._pools.add(str(host_pool_name), host_pool)
 
     def _has_no_bytes(self) -> bool:
-        return getattr(self.mem_pool_host, "kv_buffer", None) is None
+        """Say whether the main pool counts tokens only, and others hold what belongs to them."""
+        return getattr(self.mem_pool_host, "kv_buffer", self) is None
 
     # -- what the main pool's pages are asked and handed by ------------------------------------
 
@@ -118,8 +119,6 @@ class KvdHiCacheStorage(HiCacheStorage):
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
         """Return how many leading pages there are."""
-        if self._has_no_bytes():
-            return len(keys)
         kept = self._pools.get(MAIN) if self._is_in_place else self._pools.flat
         if kept is None or not self._pools.is_open():
             return 0
@@ -214,24 +213,30 @@ class KvdHiCacheStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Return which prefixes can be restored, by what each pool has."""
-        count = self.batch_exists(keys, extra_info)
+        is_bare = self._has_no_bytes()
+        count = len(keys) if is_bare else self.batch_exists(keys, extra_info)
         hits: dict[Any, int] = {MAIN: count} if count else {}
         lengths = list(range(1, count + 1))
         wanted = keys_of(keys[:count])
         for transfer in pool_transfers or []:
-            if not lengths:
-                break
             policy = str(getattr(transfer.hit_policy, "value", transfer.hit_policy))
             if policy not in (ALL_PAGES, TRAILING_PAGES):
-                # A pool that is not reported on has no say.
+                # SGLang's rule: a pool that is not reported on has no say.
                 self._say_once(f"pool {transfer.name} has the policy {policy}: not looked up")
                 continue
+            is_bare = False
             kept = self._pools.get(str(transfer.name))
-            present = kept.present(wanted) if kept is not None else [False] * count
+            if kept is not None and wanted and self._pools.is_open():
+                present = kept.present(wanted)
+            else:
+                present = [False] * count
             found = restorable(present, policy, max(1, len(transfer.keys or ())))
             if found:
                 hits[transfer.name] = found[-1]
             lengths = sorted(set(lengths) & set(found))
+        if is_bare:
+            # Nobody vouches for these pages.
+            return PoolTransferResult.empty()
         return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
 
     @harmless(_no_pool)

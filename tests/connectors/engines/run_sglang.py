@@ -2,7 +2,7 @@
 
 Argument: {"model": DIR, "socket": PATH, "kvd": {...}, "extra": {...}, "engine": {...},
 "steps": [...]}, a step being {"do": "generate", "prompt": [length, start], "tokens": N,
-"salt": TEXT} or "settle", "flush", "sleep", "wait". Without a socket there is no storage below the engine.
+"salt": TEXT} or "settle", "flush", "sleep", "wait".
 """
 
 from __future__ import annotations
