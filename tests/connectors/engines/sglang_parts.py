@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed
 from sglang.srt.managers.cache_controller import HiCacheController
-from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
     InitLoadBackParams,
@@ -27,30 +26,29 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorageConfig,
-    PoolHitPolicy,
-    PoolName,
-    PoolTransfer,
-)
-from sglang.srt.mem_cache.memory_pool import (
-    MHATokenToKVPool,
-    MLATokenToKVPool,
-    ReqToTokenPool,
-)
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
-from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
-from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang_backends import as_ranks_of_latent_attention, as_shards, with_other_pools
+from sglang_pools import (
+    DIM,
+    HEADS,
+    LAYERS,
+    PAGE,
+    are_scattered,
+    device_pool,
+    extra_of,
+    fill,
+    mha_pool,
+    read,
+    shuffle,
+)
 
-PAGE, LAYERS, HEADS, DIM = 16, 3, 2, 32
-TOKENS = 1024
 WAIT_S = 30
 IO = {
     "layer_first": "direct",
@@ -71,55 +69,11 @@ RANKS = {
 }
 
 
-def extra_of(step: dict[str, Any]) -> dict[str, Any]:
-    """Return SGLang's extra configuration for a step."""
-    extra: dict[str, Any] = {
-        "backend_name": "kvd",
-        "module_path": "kvd_connectors.sglang",
-        "class_name": "KvdHiCacheStorage",
-        "kvd": {"socket": GIVEN["socket"], "digests": True, **step.get("kvd", {})},
-    }
-    if step["v1"]:
-        extra["interface_v1"] = 1
-    return extra
-
-
-def device_pool(step: dict[str, Any]) -> tuple[Any, Any]:
-    """Return a device pool and its allocator."""
-    dtype = getattr(torch, step.get("dtype", "float32"))
-    pool = MHATokenToKVPool(
-        size=TOKENS,
-        page_size=PAGE,
-        dtype=dtype,
-        head_num=HEADS,
-        head_dim=DIM,
-        layer_num=LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    allocator = PagedTokenToKVPoolAllocator(
-        TOKENS, page_size=PAGE, dtype=dtype, device="cpu", kvcache=pool, need_sort=False
-    )
-    return pool, allocator
-
-
 @contextmanager
 def controller(step: dict[str, Any]) -> Any:
     """Give a controller with its host pool."""
-    pool, allocator = device_pool(step)
-    about = pool._mha_buffer_info()
-    host = get_mha_host_pool_cls(about)(
-        about,
-        host_to_device_ratio=2.0,
-        host_size=0,
-        page_size=PAGE,
-        layout=step["layout"],
-        pin_memory=False,
-        device="cpu",
-        device_capacity_tokens=TOKENS,
-        start_layer=0,
-        end_layer=LAYERS,
-    )
+    pool, allocator = device_pool(step.get("dtype", "float32"))
+    host = mha_pool(step["layout"], device=pool)
     made = HiCacheController(
         allocator,
         host,
@@ -137,20 +91,6 @@ def controller(step: dict[str, Any]) -> Any:
         yield made, host
     finally:
         made.detach_storage_backend()
-
-
-def shuffle(host: Any, seed: int) -> None:
-    """Have the host pool hand out its pages in no order."""
-    pages = host.alloc(host.available_size()).view(-1, PAGE)
-    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(seed))
-    for number in order.tolist():
-        host.free(pages[number])
-
-
-def are_scattered(indices: torch.Tensor) -> bool:
-    """Say whether pages lie neither side by side nor in rising order."""
-    steps = indices[PAGE::PAGE] - indices[:-PAGE:PAGE]
-    return bool((steps < 0).any()) and int((steps == PAGE).sum()) * 2 < len(steps)
 
 
 def find(made: Any, tokens: list[int], request: str) -> Any:
@@ -179,15 +119,7 @@ def through_controller(step: dict[str, Any]) -> dict[str, Any]:
     tokens = list(range(100, 100 + count * PAGE))
     with controller(step) as (made, host):
         before = find(made, tokens, "before").storage_hit_count
-        shuffle(host, step.get("seed", 1))
-        indices = host.alloc(len(tokens))
-        random = torch.Generator().manual_seed(step.get("seed", 1))
-        wanted = []
-        for at in range(0, len(tokens), PAGE):
-            page = host.get_dummy_flat_data_page()
-            page.copy_(torch.randn(page.shape, generator=random))
-            host.set_from_flat_data_page(int(indices[at]), page)
-            wanted.append(host.get_data_page(int(indices[at])).clone())
+        indices, wanted = fill(host, count, 1)
         stored = 0
         if step.get("write", True):
             made.write_storage(
@@ -196,11 +128,11 @@ def through_controller(step: dict[str, Any]) -> dict[str, Any]:
             stored = made.ack_backup_queue.get(timeout=WAIT_S).completed_tokens
         host.kv_buffer.zero_()
         host.free(indices)
-        shuffle(host, step.get("seed", 1) + 1)
+        shuffle(host, 2)
         operation = find(made, tokens + list(range(PAGE)), "after")
         loaded = load(made, operation) if operation.storage_hit_count else 0
         places = operation.host_indices
-        found = [host.get_data_page(int(places[at])) for at in range(0, loaded, PAGE)]
+        found = read(host, places[:loaded]) if loaded else []
         used = {int(index) // PAGE for index in places} if loaded else set()
         others = [page for page in range(host.page_num) if page not in used]
         counts = dict(made.storage_backend.counts.total)
@@ -258,7 +190,7 @@ def through_tree(step: dict[str, Any]) -> dict[str, Any]:
 
 def make_tree(step: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return a device pool, its allocator, and a tree with a host pool and kvd below them."""
-    pool, allocator = device_pool(step)
+    pool, allocator = device_pool(step.get("dtype", "float32"))
     requests = ReqToTokenPool(size=8, max_context_len=512, device="cpu", enable_memory_saver=False)
     arguments = ServerArgs(
         model_path=GIVEN.get("model", "dummy"),
@@ -336,211 +268,6 @@ def restore(tree: Any, match: Any, empty: Any) -> torch.Tensor:
     return core.collect_full_device_indices(match.best_match_node, empty.last_device_node)
 
 
-def backend_of(step: dict[str, Any], pool: Any, **config: Any) -> Any:
-    """Return a backend as SGLang makes it, for a host pool."""
-    about = {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "attn_cp_rank": 0,
-        "attn_cp_size": 1,
-        "is_mla_model": False,
-        "enable_storage_metrics": True,
-        "is_page_first_layout": False,
-        "model_name": "parts",
-        **config,
-    }
-    made = StorageBackendFactory.create_backend(
-        "dynamic", HiCacheStorageConfig(extra_config=extra_of(step), **about), pool
-    )
-    made.register_mem_pool_host(pool)
-    made.on_host_pools_registered()
-    return made
-
-
-def mha_pool(layout: str, heads: int = HEADS) -> Any:
-    """Return a host pool."""
-    device = MHATokenToKVPool(
-        size=TOKENS,
-        page_size=PAGE,
-        dtype=torch.float32,
-        head_num=heads,
-        head_dim=DIM,
-        layer_num=LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    about = device._mha_buffer_info()
-    return get_mha_host_pool_cls(about)(
-        about,
-        host_to_device_ratio=2.0,
-        host_size=0,
-        page_size=PAGE,
-        layout=layout,
-        pin_memory=False,
-        device="cpu",
-        device_capacity_tokens=TOKENS,
-        start_layer=0,
-        end_layer=LAYERS,
-    )
-
-
-def mla_pool(layout: str) -> Any:
-    """Return a host pool of latent attention."""
-    device = MLATokenToKVPool(
-        size=TOKENS,
-        page_size=PAGE,
-        dtype=torch.float32,
-        kv_lora_rank=32,
-        qk_rope_head_dim=16,
-        layer_num=LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    return MLATokenToKVPoolHost(
-        device._mla_buffer_info(),
-        host_to_device_ratio=2.0,
-        host_size=0,
-        page_size=PAGE,
-        layout=layout,
-        pin_memory=False,
-        device="cpu",
-        device_capacity_tokens=TOKENS,
-        start_layer=0,
-        end_layer=LAYERS,
-        target_layer_num=LAYERS,
-    )
-
-
-def fill(pool: Any, count: int, seed: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Fill pages in no order; return their indices, and what they hold."""
-    shuffle(pool, seed)
-    indices = pool.alloc(count * PAGE)
-    random = torch.Generator().manual_seed(seed)
-    for at in range(0, count * PAGE, PAGE):
-        page = pool.get_dummy_flat_data_page()
-        page.copy_(torch.randn(page.shape, generator=random))
-        pool.set_from_flat_data_page(int(indices[at]), page)
-    return indices, read(pool, indices)
-
-
-def read(pool: Any, indices: torch.Tensor) -> list[torch.Tensor]:
-    """Return what pages hold."""
-    return [pool.get_data_page(int(index)).clone() for index in indices[::PAGE]]
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Say whether pages are equal."""
-    return all(torch.equal(mine, yours) for mine, yours in zip(one, other, strict=True))
-
-
-def hashes(count: int, **namespace: str) -> list[str]:
-    """Return SGLang's hashes of a prompt's pages."""
-    key = RadixKey(array("q", range(7, 7 + count * PAGE)), **namespace)
-    return list(get_storage_hash_str(key, None, page_size=PAGE))
-
-
-def as_ranks_of_latent_attention(step: dict[str, Any]) -> dict[str, Any]:
-    """Have two ranks with the same bytes store and load."""
-    backends, pools = [], []
-    for rank in range(2):
-        pools.append(mla_pool(step["layout"]))
-        backends.append(backend_of(step, pools[-1], is_mla_model=True, tp_rank=rank, tp_size=2))
-    keys = hashes(5)
-    indices, wanted = fill(pools[0], 5, 5)
-    others, _ = fill(pools[1], 5, 6)
-    by_second = backends[1].batch_set_v1(keys, others)
-    after_second = backends[0].batch_exists(keys)
-    by_first = backends[0].batch_set_v1(keys, indices)
-    loaded = backends[1].batch_get_v1(keys, others)
-    # One with as many ranks as it likes has the same bytes.
-    alone = backend_of(step, pools[0], is_mla_model=True)
-    return {
-        "by_second": by_second,
-        "after_second": after_second,
-        "by_first": by_first,
-        "loaded": loaded,
-        "equal": same(wanted, read(pools[1], others)),
-        "alone": alone.batch_exists(keys),
-    }
-
-
-def as_shards(step: dict[str, Any]) -> dict[str, Any]:
-    """Have ranks that hold other bytes look for one's pages."""
-    pool = mha_pool(step["layout"])
-    keys = hashes(5)
-    indices, _ = fill(pool, 5, 7)
-    first = backend_of(step, pool, tp_rank=0, tp_size=2)
-    stored = first.batch_set_v1(keys, indices)
-    others = {
-        "tp_rank": {"tp_rank": 1, "tp_size": 2},
-        "tp_size": {"tp_rank": 0, "tp_size": 4},
-        "pp_rank": {"tp_rank": 0, "tp_size": 2, "pp_rank": 1, "pp_size": 2},
-        "cp_rank": {"tp_rank": 0, "tp_size": 2, "attn_cp_rank": 1, "attn_cp_size": 2},
-        "model": {"tp_rank": 0, "tp_size": 2, "model_name": "other"},
-        "dp_rank": {"tp_rank": 0, "tp_size": 2, "dp_rank": 1},
-    }
-    found = {
-        name: backend_of(step, pool, **config).batch_exists(keys)
-        for name, config in others.items()
-    }
-    salted = {**step, "kvd": {**step.get("kvd", {}), "salt": "x"}}
-    found["salt"] = backend_of(salted, pool, tp_size=2).batch_exists(keys)
-    found["heads"] = backend_of(step, mha_pool(step["layout"], 4), tp_size=2).batch_exists(keys)
-    found["extra_key"] = first.batch_exists(hashes(5, extra_key="lora"))
-    found["cache_salt"] = first.batch_exists(hashes(5, cache_salt="tenant"))
-    return {"stored": stored, "found": found, "itself": first.batch_exists(keys)}
-
-
-def with_other_pools(step: dict[str, Any]) -> dict[str, Any]:
-    """Store and load pages of a second pool, and ask which prefixes can be restored."""
-    main, draft = mha_pool(step["layout"]), mha_pool("layer_first", 1)
-    backend = backend_of(step, main)
-    backend.register_mem_host_pool_v2(main, PoolName.KV)
-    backend.register_mem_host_pool_v2(draft, PoolName.DRAFT)
-    keys = hashes(6)
-    indices, _ = fill(main, 6, 8)
-    assert all(backend.batch_set_v1(keys, indices))
-    places, wanted = fill(draft, 6, 9)
-
-    def transfer(count: int, policy: Any = PoolHitPolicy.ALL_PAGES, start: int = 0) -> Any:
-        return PoolTransfer(
-            PoolName.DRAFT,
-            host_indices=places[start * PAGE : (start + count) * PAGE],
-            keys=keys[start : start + count],
-            hit_policy=policy,
-        )
-
-    def ask(*asked: Any) -> list[Any]:
-        found = backend.batch_exists_v2(keys, list(asked))
-        hits = {str(name): count for name, count in found.extra_pool_hit_pages.items()}
-        return [found.kv_hit_pages, hits, found.restorable_prefix_pages]
-
-    result: dict[str, Any] = {"nothing": ask(transfer(6))}
-    # All but the third page.
-    stored = [backend.batch_set_v2([transfer(2)]), backend.batch_set_v2([transfer(3, start=3)])]
-    result["stored"] = [each[PoolName.DRAFT] for each in stored]
-    result["all"] = ask(transfer(6))
-    result["trailing"] = ask(transfer(2, PoolHitPolicy.TRAILING_PAGES))
-    result["unknown"] = ask(transfer(6, PoolHitPolicy.BLOCK_GROUPS))
-    draft.kv_buffer.zero_()
-    loaded = backend.batch_get_v2([transfer(6)])[PoolName.DRAFT]
-    result["loaded"] = loaded
-    after = read(draft, places)
-    result["equal"] = same(wanted[:2], after[:2])
-    result["missed_is_untouched"] = not bool(after[2].any())
-    stats = backend.get_stats()
-    result["stats"] = [stats.prefetch_pgs, stats.backup_pgs]
-    result["speeds"] = all(each > 0 for each in stats.prefetch_bandwidth + stats.backup_bandwidth)
-    result["taken"] = backend.get_stats().backup_pgs
-    result["cleared"] = backend.clear()
-    result["after"] = backend.batch_exists(keys)
-    backend.close()
-    result["closed"] = backend.batch_exists(keys)
-    return result
-
-
 STEPS = {
     "controller": through_controller,
     "tree": through_tree,
@@ -557,7 +284,7 @@ def main() -> None:
     )
     for step in GIVEN["steps"]:
         with get_parallel().override(**RANKS), host_memory_budget_scope(1 << 30):
-            found = STEPS[step["do"]](step)
+            found = STEPS[step["do"]]({**step, "socket": GIVEN["socket"]})
         sys.stdout.write("RESULT " + json.dumps({**step, **found}) + "\n")
         sys.stdout.flush()
     # Threads of the engine's that nobody ends.
