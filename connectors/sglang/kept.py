@@ -96,8 +96,7 @@ class KeptPages:
             for part in batches(pairs, self.pages.page_bytes):
                 done += do(part)
                 if not done[-1]:
-                    # The engine uses leading pages alone, and a daemon that hangs is not to be
-                    # waited for batch by batch.
+                    # SGLang uses leading pages alone, and counts a save as a whole.
                     break
         except Exception:
             logger.exception("a %s of pages of %s is given up", direction, self.name)

@@ -186,12 +186,25 @@ def test_without_a_daemon_everything_misses_at_once(
     assert np.array_equal(setting.pool.page(3), setting.pool.page(7))
 
 
-def test_a_daemon_that_hangs_is_waited_for_once(daemon: Daemon) -> None:
-    """Many calls' worth of pages, of which the first one says enough."""
+def test_after_a_miss_no_other_call_is_made(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang uses leading pages alone: what lies behind a miss would be read for nothing."""
+    setting.pool.fill(10)
+    setting.keep.save(keys(6), of(*range(6)))
+    setting.client.namespace(setting.keep.name).delete([keys(6)[1]])
+    monkeypatch.setattr("kvd_connectors.batching.MAX_BATCH_BLOCKS", 2)
+    setting.pool.memory[:] = 0
+    assert setting.keep.load(keys(6), of(*range(6))) == [True] + [False] * 5
+    assert not any(setting.pool.page(page).any() for page in range(1, 6))
+
+
+def test_a_daemon_that_hangs_is_not_waited_for_long(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = Setting(daemon.socket, "page_first", timeout_s=0.5)
     setting.pool.fill(7)
-    # As many calls as pages.
-    setting.pages.page_bytes, whole = 32 << 20, setting.pages.page_bytes
+    monkeypatch.setattr("kvd_connectors.batching.MAX_BATCH_BLOCKS", 1)
     assert daemon.pid is not None
     assert setting.keep.leading(keys(1)) == 0
     os.kill(daemon.pid, signal.SIGSTOP)
@@ -202,7 +215,6 @@ def test_a_daemon_that_hangs_is_waited_for_once(daemon: Daemon) -> None:
         assert time.monotonic() - began < 4
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
-    setting.pages.page_bytes = whole
 
 
 def test_a_page_is_whole_or_not_there_whoever_stores_it(daemon: Daemon, layout: str) -> None:

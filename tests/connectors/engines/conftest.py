@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 MODEL_TIMEOUT_S = 120
-ENGINE_TIMEOUT_S = 300
+ENGINE_TIMEOUT_S = 600
 
 # What every process of an SGLang needs on a processor without a GPU.
 SGLANG_ENVIRON = {
