@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from typing import Any
@@ -48,7 +49,8 @@ class KeptPools:
         self._config = config
         self._options = options
         self._engine = engine_facts(config, engine_arguments(), options.salt)
-        self._clients: list[kvd.Client] = []
+        # Each size of pages says it to the daemon, which has slots for those.
+        self._clients: dict[int, list[kvd.Client]] = {}
         self._by_name: dict[str, KeptPages] = {}
         self._must_clear = False
         self._clearing = threading.Lock()
@@ -88,8 +90,8 @@ class KeptPools:
         """Let go of all pools and leave the daemon."""
         self._by_name = {}
         self.flat = None
-        clients, self._clients = self._clients, []
-        for client in clients:
+        clients, self._clients = self._clients, {}
+        for client in itertools.chain(*clients.values()):
             client.close()
 
     def _clear(self) -> bool:
@@ -147,10 +149,10 @@ class KeptPools:
         )
 
     def _connect(self, pool: Any, page_bytes: int) -> list[kvd.Client]:
-        """Return the clients for loading and for saving."""
-        if not self._clients:
+        """Return the clients for loading and for saving pages of one size."""
+        if page_bytes not in self._clients:
             options = self._options
-            self._clients = [
+            self._clients[page_bytes] = [
                 kvd.Client(
                     options.socket,
                     timeout_s=seconds,
@@ -161,4 +163,4 @@ class KeptPools:
                 )
                 for seconds in (options.load_timeout_s, options.save_timeout_s)
             ]
-        return self._clients
+        return self._clients[page_bytes]

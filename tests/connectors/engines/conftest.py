@@ -175,19 +175,18 @@ def sglang(
 @pytest.fixture(scope="module")
 def sglang_parts(
     sglang_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., list[Result]]:
+) -> Iterator[Callable[..., Engine]]:
     """Goes through steps with parts of an SGLang: ``sglang_parts(steps, socket)``."""
+    engines: list[Engine] = []
 
-    def run(steps: list[dict[str, Any]], socket: Path) -> list[Result]:
-        log = tmp_path_factory.mktemp("parts") / "log"
+    def start(steps: list[dict[str, Any]], socket: Path) -> Engine:
         given = {"socket": str(socket), "steps": steps}
-        engine = Engine(sglang_python, given, log, "sglang_parts.py", SGLANG_ENVIRON)
-        try:
-            return engine.rest()
-        finally:
-            end_all([engine])
+        log = tmp_path_factory.mktemp("parts") / "log"
+        engines.append(Engine(sglang_python, given, log, "sglang_parts.py", SGLANG_ENVIRON))
+        return engines[-1]
 
-    return run
+    yield start
+    end_all(engines)
 
 
 def end_all(engines: list[Engine]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import (
@@ -12,6 +15,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang_pools import PAGE, extra_of, fill, hashes, mha_pool, mla_pool, read, same
+
+WAIT_S = 30
 
 
 def backend_of(step: dict[str, Any], pool: Any, **config: Any) -> Any:
@@ -135,3 +140,36 @@ def with_other_pools(step: dict[str, Any]) -> dict[str, Any]:
     backend.close()
     result["closed"] = backend.batch_exists(keys)
     return result
+
+
+def cleared_in_vain(step: dict[str, Any]) -> dict[str, Any]:
+    """Clear while no daemon answers, then go on with one that has the old pages."""
+    pool = mha_pool(step["layout"])
+    backend = backend_of(step, pool)
+    keys = hashes(4)
+    indices, _ = fill(pool, 4, 11)
+    assert all(backend.batch_set_v1(keys, indices))
+    wait(found=backend.batch_exists(keys))
+    wait(cleared=backend.clear(), found=backend.batch_exists(keys))
+    seen = set()
+    deadline = time.monotonic() + WAIT_S
+    while not backend.batch_set_v1(keys[:1], indices[:PAGE])[0]:
+        seen.add(backend.batch_exists(keys))
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    seen.discard(0)
+    before = backend.batch_exists(keys[1:])
+    stored = backend.batch_set_v1(keys, indices)
+    return {
+        "seen": sorted({0, *seen}),
+        "before": before,
+        "stored": stored,
+        "after": backend_of(step, pool).batch_exists(keys),
+    }
+
+
+def wait(**facts: Any) -> None:
+    """Say something and wait until whoever started this did what belongs to it."""
+    sys.stdout.write("RESULT " + json.dumps({"waiting": True, **facts}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.readline()

@@ -34,7 +34,12 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
-from sglang_backends import as_ranks_of_latent_attention, as_shards, with_other_pools
+from sglang_backends import (
+    as_ranks_of_latent_attention,
+    as_shards,
+    cleared_in_vain,
+    with_other_pools,
+)
 from sglang_pools import (
     DIM,
     HEADS,
@@ -274,6 +279,7 @@ STEPS = {
     "latent": as_ranks_of_latent_attention,
     "shards": as_shards,
     "pools": with_other_pools,
+    "clear": cleared_in_vain,
 }
 
 

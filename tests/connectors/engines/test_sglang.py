@@ -69,7 +69,9 @@ WAYS = [
 @pytest.fixture(scope="module")
 def through_controllers(sglang_parts: Any, shared_daemon: Daemon) -> list[dict[str, Any]]:
     """The same prompt through a controller of each kind, one after the other."""
-    return sglang_parts([{"do": "controller", **each} for each in WAYS], shared_daemon.socket)
+    return sglang_parts(
+        [{"do": "controller", **each} for each in WAYS], shared_daemon.socket
+    ).rest()
 
 
 def way(number: int) -> str:
@@ -96,14 +98,14 @@ def test_another_process_finds_them(
     """Pages that are written and never read back make a cache that only costs."""
     assert through_controllers
     steps = [{"do": "controller", **each, "write": False} for each in WAYS[:8]]
-    for found in sglang_parts(steps, shared_daemon.socket):
+    for found in sglang_parts(steps, shared_daemon.socket).rest():
         assert found["before"] == found["hit"] == found["loaded"] == 96 and not found["stored"]
         assert found["equal"] == [True] * 6 and found["counts"]["pages_loaded"] == 6
 
 
 @pytest.fixture(scope="module")
 def through_trees(sglang_parts: Any, shared_daemon: Daemon) -> list[dict[str, Any]]:
-    return sglang_parts([{"do": "tree", **each} for each in WAYS[:8]], shared_daemon.socket)
+    return sglang_parts([{"do": "tree", **each} for each in WAYS[:8]], shared_daemon.socket).rest()
 
 
 @pytest.mark.parametrize("number", range(8), ids=way)
@@ -125,7 +127,7 @@ def backends(sglang_parts: Any, shared_daemon: Daemon) -> dict[tuple[str, str], 
         for layout in ("page_first_direct", "layer_first")
         for name in ("latent", "shards", "pools")
     ]
-    found = sglang_parts(steps, shared_daemon.socket)
+    found = sglang_parts(steps, shared_daemon.socket).rest()
     return {(each["do"], each["layout"]): each for each in found}
 
 
@@ -164,6 +166,25 @@ def test_statistics_clearing_and_closing(backends: Any, layout: str) -> None:
     found = backends["pools", layout]
     assert found["stats"] == [[5], [6, 2, 3]] and found["speeds"] and found["taken"] == []
     assert found["cleared"] is True and found["after"] == 0 and found["closed"] == 0
+
+
+def test_pages_that_could_not_be_removed_are_hidden(sglang_parts: Any, daemon: Any) -> None:
+    """Weights changed while no daemon answered: what its disk has is of the old ones."""
+    step = {"do": "clear", "layout": "page_first_direct", "v1": 1}
+    parts = sglang_parts([step], daemon.socket)
+    assert parts.next() == {"waiting": True, "found": 4}
+    with kvd.Client(str(daemon.socket)) as client:
+        client.flush(30)
+    daemon.kill()
+    parts.go_on()
+    assert parts.next() == {"waiting": True, "cleared": False, "found": 0}
+    daemon.start()
+    with kvd.Client(str(daemon.socket)) as client:
+        assert client.stats().long.entries > 0
+    parts.go_on()
+    (found,) = parts.rest()
+    assert found["seen"] == [0] and found["stored"] == [True] * 4 and found["after"] == 4
+    assert found["before"] == 0
 
 
 # -- the engine --------------------------------------------------------------------------------
