@@ -142,6 +142,30 @@ def test_exactly_the_pages_that_are_not_there_are_not_loaded(setting: Setting) -
     assert setting.counts.total["pages_present"] == 4
 
 
+def test_a_batch_of_pages_costs_a_few_requests(
+    daemon: Daemon, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers ask once a page and copy it more than once."""
+    setting = Setting(daemon.socket, layout)
+    asked: list[str] = []
+    ask = kvd.Client.ask
+
+    def counting(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(type(request).__name__)
+        return ask(self, request, *arguments, **options)
+
+    setting.pool.fill(12)
+    monkeypatch.setattr(kvd.Client, "ask", counting)
+    everything = of(*range(PAGES))
+    assert setting.keep.save(keys(PAGES), everything) == [True] * PAGES
+    assert asked == ["Exists", "Reserve", "Commit"]
+    asked.clear()
+    # In memory they are found and read without the daemon.
+    assert setting.keep.leading(keys(PAGES)) == PAGES
+    assert setting.keep.load(keys(PAGES), everything) == [True] * PAGES
+    assert not asked
+
+
 def test_a_page_of_another_size_is_a_miss_and_leaves(setting: Setting) -> None:
     blocks = setting.client.namespace(setting.keep.name)
     assert blocks.put(keys(1)[0], b"short")
