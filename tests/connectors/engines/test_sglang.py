@@ -168,13 +168,25 @@ def test_statistics_clearing_and_closing(backends: Any, layout: str) -> None:
     assert found["cleared"] is True and found["after"] == 0 and found["closed"] == 0
 
 
-def test_pages_that_could_not_be_removed_are_hidden(sglang_parts: Any, daemon: Any) -> None:
+def wait_until_durable(socket: Any, wait_until: Any) -> None:
+    """Wait until all that engines stored is on the disk."""
+    with kvd.Client(str(socket), map_arena=False) as client:
+
+        def is_durable() -> bool:
+            tier = client.stats().long
+            return not tier.queue_blocks and not tier.in_flight_blocks
+
+        wait_until(is_durable)
+
+
+def test_pages_that_could_not_be_removed_are_hidden(
+    sglang_parts: Any, daemon: Any, wait_until: Any
+) -> None:
     """Weights changed while no daemon answered: what its disk has is of the old ones."""
     step = {"do": "clear", "layout": "page_first_direct", "v1": 1}
     parts = sglang_parts([step], daemon.socket)
     assert parts.next() == {"waiting": True, "found": 4}
-    with kvd.Client(str(daemon.socket)) as client:
-        client.flush(30)
+    wait_until_durable(daemon.socket, wait_until)
     daemon.kill()
     parts.go_on()
     assert parts.next() == {"waiting": True, "cleared": False, "found": 0}
@@ -285,7 +297,9 @@ def test_failures_around_the_backend_change_no_output(sglang: Any, daemon: Any) 
     assert any(one["storage"] for one in found)
 
 
-def test_a_daemon_may_come_hang_go_and_come_back(sglang: Any, daemon: Any) -> None:
+def test_a_daemon_may_come_hang_go_and_come_back(
+    sglang: Any, daemon: Any, wait_until: Any
+) -> None:
     """The engine starts without one, and is never the worse for what becomes of it."""
     daemon.kill()
     engine = sglang(
@@ -300,7 +314,6 @@ def test_a_daemon_may_come_hang_go_and_come_back(sglang: Any, daemon: Any) -> No
             *({"do": "sleep", "seconds": 3}, prompt()),
         ],
         socket=str(daemon.socket),
-        kvd={"load_timeout_s": 1.0, "save_timeout_s": 1.0},
     )
 
     def until_it_waits() -> list[dict[str, Any]]:
@@ -315,8 +328,7 @@ def test_a_daemon_may_come_hang_go_and_come_back(sglang: Any, daemon: Any) -> No
     engine.go_on()
     stored, hit = until_it_waits()
     assert (stored["storage"], hit["storage"]) == (0, CACHED)
-    with kvd.Client(str(daemon.socket)) as client:
-        client.flush(30)
+    wait_until_durable(daemon.socket, wait_until)
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
