@@ -30,7 +30,6 @@ ARGUMENTS = (
     "kv_cache_dtype",
     "json_model_override_args",
     "model_impl",
-    "enable_fp32_lm_head",
 )
 # Attributes of host pools that tell how a page's bytes are to be read.
 POOL = (
@@ -99,6 +98,9 @@ def engine_facts(config: Any, arguments: Any, salt: str) -> dict[str, Any]:
     draft = getattr(arguments, "speculative_draft_model_path", None)
     if draft:
         facts["draft"] = fingerprint(str(draft))
+    adapters = _adapters(getattr(arguments, "lora_paths", None))
+    if adapters:
+        facts["adapters"] = adapters
     return facts
 
 
@@ -155,6 +157,25 @@ def is_writer(config: Any, pool: Any, pool_name: str) -> bool:
 def name_of(engine: Mapping[str, Any], pool: Mapping[str, Any]) -> str:
     """Return the namespace of a pool's pages."""
     return namespace_of(ENGINE, str(engine["name"]), {"engine": engine, "pool": pool})
+
+
+def _adapters(given: Any) -> list[str]:
+    """Return what tells the weights of adapters apart.
+
+    SGLang's hashes have an adapter's name and path, which stay when it is trained again.
+
+    Parameters
+    ----------
+    given : sequence or mapping or None
+        As ``--lora-paths`` has it: paths, ``name=path``, mappings, or SGLang's own objects.
+    """
+    paths = []
+    for each in given.values() if isinstance(given, Mapping) else given or ():
+        if isinstance(each, Mapping):
+            each = each.get("lora_path", each)
+        path = str(getattr(each, "lora_path", each))
+        paths.append(path.partition("=")[2] or path)
+    return sorted(fingerprint(path) for path in paths)
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,6 +174,24 @@ def test_a_version_that_says_less_is_said_exactly(caplog: pytest.LogCaptureFixtu
     namespace(arguments=None)
     (said,) = caplog.messages
     assert "'tiny'" in said and "salt" in said
+
+
+def test_an_adapter_that_was_trained_again_is_another(tmp_path: Path) -> None:
+    """Its name and its path, which SGLang's hashes have, are what they were."""
+    weights = tmp_path / "adapter_model.safetensors"
+    ways = [
+        [str(tmp_path)],
+        [f"one={tmp_path}"],
+        [{"lora_name": "one", "lora_path": str(tmp_path)}],
+        {"one": str(tmp_path)},
+        [SimpleNamespace(lora_name="one", lora_path=str(tmp_path))],
+    ]
+    weights.write_bytes(b"first")
+    names = [namespace(arguments={**ARGUMENTS, "lora_paths": way}) for way in ways]
+    assert len({*names, namespace()}) == 2
+    weights.write_bytes(b"again")
+    later = [namespace(arguments={**ARGUMENTS, "lora_paths": way}) for way in ways]
+    assert len({*later}) == 1 and not {*later} & {*names}
 
 
 def by_the_book(present: list[bool], policy: str, trailing: int) -> list[int]:
