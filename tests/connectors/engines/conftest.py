@@ -15,7 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 MODEL_TIMEOUT_S = 120
-ENGINE_TIMEOUT_S = 300
+ENGINE_TIMEOUT_S = 600
+
+# What every process of an SGLang needs on a processor without a GPU.
+SGLANG_ENVIRON = {
+    "KVD_TEST_SGLANG": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(HERE / "sglang_cpu"),
+}
 
 Result = dict[str, Any]
 
@@ -40,12 +48,27 @@ def tiny_model(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return make_model(vllm_python, tmp_path_factory.mktemp("model") / "tiny")
 
 
-def make_model(python: Path, path: Path, **changes: Any) -> Path:
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    return python_of("sglang")
+
+
+@pytest.fixture(scope="session")
+def sglang_model(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, made where only SGLang is."""
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    return make_model(sglang_python, path, environ=SGLANG_ENVIRON)
+
+
+def make_model(
+    python: Path, path: Path, environ: dict[str, str] | None = None, **changes: Any
+) -> Path:
     subprocess.run(
         [str(python), str(HERE / "tiny_model.py"), str(path), json.dumps(changes)],
         check=True,
         capture_output=True,
         timeout=MODEL_TIMEOUT_S,
+        env={**os.environ, **(environ or {})},
     )
     return path
 
@@ -53,18 +76,28 @@ def make_model(python: Path, path: Path, **changes: Any) -> Path:
 class Engine:
     """A running engine: hand it lines, take its results."""
 
-    def __init__(self, python: Path, given: dict[str, Any], log: Path) -> None:
+    def __init__(
+        self,
+        python: Path,
+        given: dict[str, Any],
+        log: Path,
+        script: str = "run_vllm.py",
+        environ: dict[str, str] | None = None,
+    ) -> None:
         self._log = log
         with open(log, "wb") as errors:
             self.process = subprocess.Popen(
-                [str(python), str(HERE / "run_vllm.py"), json.dumps(given)],
+                [str(python), str(HERE / script), json.dumps(given)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 # An engine that fails to start ends its whole process group.
                 start_new_session=True,
-                env={key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"},
+                env={
+                    **{key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"},
+                    **(environ or {}),
+                },
             )
 
     def next(self) -> Result:
@@ -110,6 +143,53 @@ def vllm(vllm_python: Path, tiny_model: Path, tmp_path: Path) -> Iterator[Callab
         return engines[-1]
 
     yield start
+    end_all(engines)
+
+
+@pytest.fixture
+def sglang(
+    sglang_python: Path, sglang_model: Path, tmp_path: Path
+) -> Iterator[Callable[..., Engine]]:
+    """Starts engines: ``sglang(steps, socket=..., kvd=..., engine=..., environ=...)``."""
+    engines: list[Engine] = []
+
+    def start(
+        steps: list[dict[str, Any]], environ: dict[str, str] | None = None, **given: Any
+    ) -> Engine:
+        given.setdefault("model", str(sglang_model))
+        engines.append(
+            Engine(
+                sglang_python,
+                {**given, "steps": steps},
+                tmp_path / f"engine-{len(engines)}.log",
+                "run_sglang.py",
+                {**SGLANG_ENVIRON, **(environ or {})},
+            )
+        )
+        return engines[-1]
+
+    yield start
+    end_all(engines)
+
+
+@pytest.fixture(scope="module")
+def sglang_parts(
+    sglang_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Engine]]:
+    """Goes through steps with parts of an SGLang: ``sglang_parts(steps, socket)``."""
+    engines: list[Engine] = []
+
+    def start(steps: list[dict[str, Any]], socket: Path) -> Engine:
+        given = {"socket": str(socket), "steps": steps}
+        log = tmp_path_factory.mktemp("parts") / "log"
+        engines.append(Engine(sglang_python, given, log, "sglang_parts.py", SGLANG_ENVIRON))
+        return engines[-1]
+
+    yield start
+    end_all(engines)
+
+
+def end_all(engines: list[Engine]) -> None:
     for engine in engines:
         engine.end()
         if engine.process.returncode:
