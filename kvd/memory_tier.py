@@ -172,6 +172,13 @@ class MemoryTier:
 
     def reserve_many(self, sizes: Sequence[int]) -> list[int]:
         """Return a slot for each size, NO_SLOT where there is none, evicting in one look."""
+        return [slot for slot, _ in self.reserve_each(sizes)]
+
+    def reserve_each(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (slot, reservation) for each size, (NO_SLOT, 0) where there is none.
+
+        Evicts in one look, which costs a fraction of a look for each.
+        """
         slots = [NO_SLOT] * len(sizes)
         by_class: dict[SizeClass, list[int]] = {}
         for position, size in enumerate(sizes):
@@ -187,13 +194,12 @@ class MemoryTier:
                 slots[position] = self.slabs.take(size_class)
             # What a class that gets no slab cannot take is served by the next larger one.
             left = [] if size_class.slabs else wanted[room:]
-        reserved = [slot for slot in slots if slot != NO_SLOT]
-        self.counters.no_room += len(slots) - len(reserved)
-        self.reserved_slots += len(reserved)
+        reserved = len(slots) - slots.count(NO_SLOT)
+        self.counters.no_room += len(slots) - reserved
+        self.reserved_slots += reserved
         self.on_reserve()
-        for slot in reserved:
-            self.arena.records.reserve(slot)
-        return slots
+        reserve = self.arena.records.reserve
+        return [(slot, reserve(slot) if slot != NO_SLOT else 0) for slot in slots]
 
     def slot_bytes_for(self, size: int) -> int:
         """Return the size of the slot that a value goes into, as far as it is to be foreseen."""

@@ -9,10 +9,10 @@ is: the client may resume the session and commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from kvd import protocol
-from kvd.memory_tier import MemoryTier
+from kvd.memory_tier import NO_SLOT, MemoryTier
 from kvd.process import Process
 from kvd.session import RESERVATION_S, Session
 
@@ -37,16 +37,30 @@ class Reservations:
 
     def reserve(self, session: Session, size: int) -> tuple[int, int] | None:
         """Return (slot, reservation) for a value of so many bytes, or None without room."""
+        return self.reserve_many(session, [size])[0]
+
+    def reserve_many(self, session: Session, sizes: Sequence[int]) -> list[tuple[int, int] | None]:
+        """Return the same for each of many sizes: room for all is made in one look."""
+        found: list[tuple[int, int] | None] = [None] * len(sizes)
         # A process that drops session after session holds no more than one that keeps its own.
         held = session.held_bytes + session.process.left_bytes
-        if held and held + self._memory.slot_bytes_for(size) > self._session_limit:
-            self._memory.counters.no_room += 1
-            return None
-        reserved = self._memory.reserve(size)
-        if reserved is not None:
-            session.reserved[reserved[0]] = (reserved[1], self._clock())
-            session.held_bytes += self._slot_bytes(reserved[0])
-        return reserved
+        within: list[int] = []
+        for position, size in enumerate(sizes):
+            slot_bytes = self._memory.slot_bytes_for(size)
+            if held and held + slot_bytes > self._session_limit:
+                self._memory.counters.no_room += 1
+                continue
+            held += slot_bytes
+            within.append(position)
+        now = self._clock()
+        given = self._memory.reserve_each([sizes[position] for position in within])
+        for position, reserved in zip(within, given, strict=True):
+            slot, reservation = reserved
+            if slot != NO_SLOT:
+                session.reserved[slot] = (reservation, now)
+                session.held_bytes += self._slot_bytes(slot)
+                found[position] = reserved
+        return found
 
     def _slot_bytes(self, slot: int) -> int:
         return self._memory.arena.slot_bytes_of(slot)

@@ -143,18 +143,23 @@ class Storing:
                 "bad_request", f"each key needs a size: keys {len(keys)}, sizes {len(sizes)}"
             )
         namespace = self._namespaces.get(name)
+        fates = [
+            self.admit(
+                session, namespace, keys[position] if keys is not None else None, size, keep
+            )
+            for position, size in enumerate(sizes)
+        ]
+        slots = iter(
+            self.reservations.reserve_many(
+                session, [size for size, fate in zip(sizes, fates, strict=True) if fate is None]
+            )
+        )
         grants: list[protocol.Grant] = []
-        for position, size in enumerate(sizes):
-            key = keys[position] if keys is not None else None
-            fate = self.admit(session, namespace, key, size, keep)
-            if fate is not None:
-                self._counters.sets += 1
-                grants.append(protocol.Grant(fate))
-                continue
-            reserved = self.reservations.reserve(session, size)
+        for fate in fates:
+            reserved = next(slots) if fate is None else None
             if reserved is None:
                 self._counters.sets += 1
-                grants.append(protocol.Grant(self.refuse(protocol.NO_ROOM)))
+                grants.append(protocol.Grant(fate or self.refuse(protocol.NO_ROOM)))
                 continue
             slot, reservation = reserved
             grants.append(

@@ -114,8 +114,9 @@ def test_asking_makes_no_object_for_a_key(daemons):
                 assert False not in blocks.exists(KEYS)
             return processor_seconds(daemon.pid) - began
 
-        ratios = sorted(answering() / decoding() for _ in range(7))
-    assert ratios[3] < 3.3, ratios
+        # The least of several: other work on the machine can only add to a time.
+        times = [(answering(), decoding()) for _ in range(7)]
+    assert min(ours for ours, _ in times) < 3.3 * min(other for _, other in times), times
 
 
 def processor_seconds(pid):

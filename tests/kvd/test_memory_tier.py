@@ -192,6 +192,22 @@ class TestReservations:
         granted = [reservations.reserve(session, 1) for _ in range(SLOTS)]
         assert sum(grant is not None for grant in granted) == SLOTS // 4
 
+    @pytest.mark.parametrize("memory", ["lru"], indirect=True)  # Its queue is one bucket.
+    def test_those_of_a_request_are_made_room_for_in_one_look(self, reservations, memory, space):
+        """A RESERVE of 64 evicted 64 times one block: a third of what a stored block cost."""
+        for number in range(SLOTS):
+            _store(memory, space, b"%d" % number)
+        looks = []
+        memory.before_evict = lambda: looks.append(memory.entries)
+        session = Session(1)
+        granted = reservations.reserve_many(session, [1] * SLOTS)
+        assert [grant is not None for grant in granted] == [True] * 4 + [False] * (SLOTS - 4)
+        assert looks == [SLOTS] and memory.entries == SLOTS - 4
+        assert memory.counters.no_room == SLOTS - 4
+        assert len({slot for slot, _ in granted[:4]}) == 4
+        for slot, reservation in granted[:4]:
+            assert reservations.take(session, slot, reservation) == protocol.RESERVED
+
     def test_an_expired_one_is_out_of_use_until_its_client_is_done(
         self, reservations, memory, clock
     ):
