@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tablespace.shared import Lane, SlotIndex, store_u64
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 # One step of population, in whole slabs. 16 MiB take about 10 ms; slots are handed out after
 # each.
 POPULATE_BYTES = 16 << 20
+# How long a caller who needs room waits for the slab that the thread is at.
+LAST_SLAB_S = 0.005
 
 
 class Arena:
@@ -84,6 +87,19 @@ class Arena:
         self.huge_bytes = 0
         self._collapses = hugepages
         self.populated_slabs = 0
+        # Slabs before this one are populated, or being so.
+        self._claimed_slabs = 0
+        # So many at a time, for huge pages to be whole.
+        self._unit_slabs = max(1, HUGE_PAGE_BYTES // self.geometry.slab_bytes) if hugepages else 1
+        # Runs of slabs, (first, count), that are populated and that nobody took yet; and how many
+        # slabs were there or taken at once.
+        self._ready: deque[tuple[int, int]] = deque()
+        self._handed_slabs = 0
+        # Held while these are changed; told when a run is ready.
+        self._claiming = threading.Condition()
+        self._is_refused = False
+        # (offset, bytes) populated ahead of the thread, that are to be huge pages.
+        self._ahead: list[tuple[int, int]] = []
         self._stop = threading.Event()
         self._populator: threading.Thread | None = None
 
@@ -251,14 +267,14 @@ class Arena:
         self._pages.bind(nodes)
 
     def populate_in_background(
-        self, deliver: Callable[[int, int], None], failed: Callable[[OSError], None]
+        self, deliver: Callable[[], None], failed: Callable[[OSError], None]
     ) -> None:
-        """Populate slab after slab in a thread.
+        """Populate slab after slab in a thread; `take_ready` hands them out.
 
         Parameters
         ----------
         deliver : callable
-            Called in that thread with (first slab, count) for every populated run.
+            Called in that thread when more is ready.
         failed : callable
             Called in that thread once when the kernel refuses.
         """
@@ -267,29 +283,92 @@ class Arena:
         )
         self._populator.start()
 
-    def _populate(
-        self, deliver: Callable[[int, int], None], failed: Callable[[OSError], None]
-    ) -> None:
-        slab_bytes, slab_count = self.geometry.slab_bytes, self.geometry.slab_count
-        step = max(1, POPULATE_BYTES // slab_bytes)
-        for first in range(0, slab_count, step):
-            if self._stop.is_set():
-                return
-            count = min(step, slab_count - first)
-            offset = first * slab_bytes
-            size_bytes = min(count * slab_bytes, self.data_bytes - offset)
+    def take_ready(self) -> tuple[int, int] | None:
+        """Return (first slab, count) of a populated run, each once, or None."""
+        return self._ready.popleft() if self._ready else None
+
+    def populate_now(self) -> tuple[int, int] | None:
+        """Return a populated run as `take_ready`, for a caller that would find no room.
+
+        Where none is ready some is populated ahead of the thread, in about a millisecond.
+
+        Returns
+        -------
+        (first slab, count) or None
+            None where each slab was taken, or the kernel refuses.
+        """
+        if (ready := self.take_ready()) is not None or self._is_refused:
+            return ready
+        first, count = self._claim(self._unit_slabs)
+        if count:
             try:
-                self._pages.populate(offset, size_bytes)
+                self._ahead.append(self._give_pages(first, count))
+            except OSError:
+                # The thread meets that too, and says so.
+                return None
+            with self._claiming:
+                self._handed_slabs += count
+            return first, count
+        with self._claiming:
+            # The thread may be at the last one.
+            self._claiming.wait_for(
+                lambda: self._ready or self._handed_slabs == self.geometry.slab_count,
+                LAST_SLAB_S,
+            )
+        return self.take_ready()
+
+    def _populate(self, deliver: Callable[[], None], failed: Callable[[OSError], None]) -> None:
+        step = max(self._unit_slabs, POPULATE_BYTES // self.geometry.slab_bytes)
+        while not self._stop.is_set():
+            first, count = self._claim(step)
+            if not count:
+                break
+            try:
+                offset, size_bytes = self._give_pages(first, count)
             except OSError as error:
                 failed(error)
                 return
-            if self._collapses and self.huge_refusal is None:
-                self._collapse(offset, size_bytes)
+            self._collapse(offset, size_bytes)
+            with self._claiming:
+                self._ready.append((first, count))
+                self._handed_slabs += count
+                self._claiming.notify_all()
+            deliver()
+            self._collapse_ahead()
+        self._collapse_ahead()
+
+    def _claim(self, count: int) -> tuple[int, int]:
+        """Return (first slab, count) of slabs that are the caller's to populate."""
+        with self._claiming:
+            first = self._claimed_slabs
+            left = self.geometry.slab_count - first
+            # Less and less at a time towards the end: who needs the last ones waits for few.
+            few = -(-left // (4 * self._unit_slabs)) * self._unit_slabs
+            count = min(count, few, left)
+            self._claimed_slabs += count
+            return first, count
+
+    def _give_pages(self, first: int, count: int) -> tuple[int, int]:
+        """Populate claimed slabs; return their (offset, bytes)."""
+        offset = first * self.geometry.slab_bytes
+        size_bytes = min(count * self.geometry.slab_bytes, self.data_bytes - offset)
+        try:
+            self._pages.populate(offset, size_bytes)
+        except OSError:
+            self._is_refused = True
+            raise
+        with self._claiming:
             self.populated_slabs += count
-            deliver(first, count)
+        return offset, size_bytes
+
+    def _collapse_ahead(self) -> None:
+        while self._ahead:
+            self._collapse(*self._ahead.pop())
 
     def _collapse(self, offset: int, size_bytes: int) -> None:
         """Make huge pages of what was populated; the first refusal is the last attempt."""
+        if not self._collapses or self.huge_refusal is not None:
+            return
         try:
             self.huge_bytes += self._pages.collapse(offset, size_bytes)
         except OSError as error:

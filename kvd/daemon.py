@@ -218,8 +218,9 @@ async def _serve(
 
     first_slots: asyncio.Future[None] = loop.create_future()
 
-    def take_slabs(first: int, count: int) -> None:
-        memory.add_slabs(first, count)
+    def take_slabs() -> None:
+        while (slabs := arena.take_ready()) is not None:
+            memory.add_slabs(*slabs)
         if not first_slots.done():
             first_slots.set_result(None)
 
@@ -234,11 +235,12 @@ async def _serve(
         )
 
     arena.populate_in_background(
-        lambda first, count: _call_in_loop(loop, lambda: take_slabs(first, count)),
+        lambda: _call_in_loop(loop, take_slabs),
         lambda error: _call_in_loop(loop, lambda: population_ended(error)),
     )
-    # Whoever finds the socket finds room; the rest comes while we serve.
+    # Whoever finds the socket finds room; the rest comes while we serve, or when it is needed.
     await first_slots
+    memory.populate_now = arena.populate_now
     server.notes.extend(_about_huge_pages(arena, config.hugepages))
     if memory.classes.left_out:
         sizes = ", ".join(format_size(size) for size in memory.classes.left_out)

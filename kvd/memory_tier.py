@@ -76,6 +76,9 @@ class MemoryTier:
         Called after every reservation, so that room is made before it is needed.
     before_evict : callable
         Called before a block is chosen: what clients used since counts for the order.
+    populate_now : callable
+        Asked for slabs, (first, count), before anything is evicted or refused: clients may store
+        faster than a large arena is populated. Returns None where there are no more.
 
     Notes
     -----
@@ -111,6 +114,7 @@ class MemoryTier:
         self.on_stored: Callable[[Block], None] | None = None
         self.on_removed: Callable[[Block], None] | None = None
         self.before_evict: Callable[[], None] = lambda: None
+        self.populate_now: Callable[[], tuple[int, int] | None] = lambda: None
         self.counters = MemoryCounters()
         self.value_bytes = 0
         self.entries = 0
@@ -498,6 +502,10 @@ class MemoryTier:
             return True
         if self.reclaim() and self.slabs.room(size_class, wanted) > room:
             return True
+        if (slabs := self.populate_now()) is not None:
+            self.add_slabs(*slabs)
+            if self.slabs.room(size_class, wanted) > room:
+                return True
         self.before_evict()
         self._end_handovers()
         if self.taking.take_colder(size_class):

@@ -41,7 +41,7 @@ class SlabPool:
         ]
         # The next to be used last.
         self._spare: list[Slab] = []
-        self._populated = 0
+        self._unpopulated = set(range(arena.geometry.slab_count))
 
     def __len__(self) -> int:
         return len(self._slabs)
@@ -89,7 +89,8 @@ class SlabPool:
     @property
     def slots(self) -> int:
         """Return how many slots there are, with those that have no pages yet."""
-        return self.populated_slots + self._default_slots(self._slabs[self._populated :])
+        waiting = [self._slabs[number] for number in self._unpopulated]
+        return self.populated_slots + self._default_slots(waiting)
 
     @property
     def used_bytes(self) -> int:
@@ -118,7 +119,7 @@ class SlabPool:
     def add(self, first: int, count: int) -> None:
         """Take populated slabs into use; the lowest are used first."""
         self._spare[:0] = reversed(self._slabs[first : first + count])
-        self._populated = first + count
+        self._unpopulated.difference_update(range(first, first + count))
 
     def room(self, size_class: SizeClass, wanted: int) -> int:
         """Return how many slots a class may give without an eviction, as far as they matter."""

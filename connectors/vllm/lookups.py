@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvd_connectors.vllm.plan import Plan
 from kvd_connectors.vllm.prefixes import Kept, leading_units
 
 # So many units are asked for at once; a prompt that has none of them is nowhere.
 PROBED = 64
-# An answer that nobody took by then is asked for again.
+# An answer that nobody took by then is asked for again. Counted from when it was there: a daemon
+# that takes longer to answer would otherwise be asked for ever.
 FRESH_S = 1.0
 
 Asked = tuple[int, int]
@@ -21,8 +22,12 @@ Asked = tuple[int, int]
 @dataclass
 class _Answer:
     asked: Asked
-    units: Future[int]
-    at: float = field(default_factory=time.monotonic)
+    units: Future[tuple[int, float]]
+
+    def fresh(self) -> int | None:
+        """Return what was found, None where that is too long ago."""
+        units, at = self.units.result()
+        return units if time.monotonic() - at < FRESH_S else None
 
 
 class Lookups:
@@ -55,8 +60,8 @@ class Lookups:
         if answer is not None and answer.asked == (first, last):
             if not answer.units.done():
                 return None
-            if time.monotonic() - answer.at < FRESH_S:
-                return answer.units.result()
+            if (fresh := answer.fresh()) is not None:
+                return fresh
         self._answers.pop(request, None)
         quick = self._quick(block_hashes, first, last)
         if quick is not None:
@@ -78,8 +83,9 @@ class Lookups:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _find(self, hashes: list[bytes], first: int, last: int) -> int:
-        return leading_units(self._plan, self._kept, hashes, first, last)
+    def _find(self, hashes: list[bytes], first: int, last: int) -> tuple[int, float]:
+        units = leading_units(self._plan, self._kept, hashes, first, last)
+        return units, time.monotonic()
 
     def _quick(self, block_hashes: Sequence[bytes], first: int, last: int) -> int | None:
         """Return what can be known soon, or None."""

@@ -156,6 +156,23 @@ def test_an_answer_is_dropped_with_its_request_and_when_it_is_old(
     lookups.close()
 
 
+def test_an_answer_that_takes_longer_than_it_stays_fresh_is_taken(
+    client: kvd.Client, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = hashes(200)
+    lookups = Lookups(plan(WINDOW), [[(put(client, "window", given), WINDOW)]])
+    find = lookups._find
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.5)
+        return find(*arguments)
+
+    monkeypatch.setattr(lookups, "_find", slowly)
+    monkeypatch.setattr("kvd_connectors.vllm.lookups.FRESH_S", 0.25)
+    assert asked(lookups, given, wait_until) == 200
+    lookups.close()
+
+
 @pytest.mark.parametrize("there", [0, LONG // 2, LONG])
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_a_long_prompt_costs_the_scheduler_no_more_than_a_millisecond(

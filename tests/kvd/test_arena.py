@@ -13,6 +13,7 @@ from kvd.arena import Arena
 from kvd.arena_layout import HEARTBEAT_OFFSET
 from kvd.errors import ConfigError, ProtocolError
 from kvd.mapping import ArenaMapping
+from kvd.pages import Pages
 
 
 @pytest.fixture
@@ -97,14 +98,41 @@ def test_slots_are_delivered_once_each_after_they_are_populated(arena):
     delivered = []
     done = threading.Event()
 
-    def deliver(first, count):
-        delivered.extend(range(first, first + count))
+    def deliver():
+        while (run := arena.take_ready()) is not None:
+            delivered.extend(range(run[0], sum(run)))
         if len(delivered) == arena.geometry.slab_count:
             done.set()
 
     arena.populate_in_background(deliver, lambda error: pytest.fail(str(error)))
     assert done.wait(10)
     assert delivered == list(range(8))
+    assert arena.populated_slots == 16
+
+
+def test_whoever_needs_room_takes_slabs_ahead_of_the_thread(arena, monkeypatch):
+    taken, going_on = [], threading.Event()
+    populate = Pages.populate
+
+    def slowly(self, offset, size_bytes):
+        populate(self, offset, size_bytes)
+        if threading.current_thread() is not threading.main_thread():
+            going_on.wait(10)
+
+    monkeypatch.setattr(Pages, "populate", slowly)
+    monkeypatch.setattr("kvd.arena.LAST_SLAB_S", 10.0)
+    arena.populate_in_background(lambda: None, lambda error: pytest.fail(str(error)))
+    # The thread has its first part, and hangs in it.
+    while not arena._claimed_slabs:
+        pass
+    while arena._claimed_slabs < arena.geometry.slab_count:
+        taken.append(arena.populate_now())
+    assert None not in taken and len(taken) > 3
+    # The thread's own part is waited for.
+    threading.Timer(0.1, going_on.set).start()
+    taken.append(arena.populate_now())
+    assert sorted(each for run in taken for each in range(run[0], sum(run))) == list(range(8))
+    assert arena.populate_now() is None and arena.take_ready() is None
     assert arena.populated_slots == 16
 
 

@@ -17,7 +17,7 @@ SIZE = 8 << 20
 def populated(arena):
     done = threading.Event()
     arena.populate_in_background(
-        lambda first, count: first + count == arena.geometry.slab_count and done.set(),
+        lambda: arena.populated_slabs == arena.geometry.slab_count and done.set(),
         lambda error: pytest.fail(str(error)),
     )
     assert done.wait(20)

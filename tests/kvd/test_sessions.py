@@ -168,6 +168,19 @@ def test_a_larger_arena_serves_while_it_is_still_being_populated(daemons, wait_u
     assert daemon.stop() == 0
 
 
+def test_an_arena_takes_all_that_it_has_room_for_however_soon(daemons):
+    """Values stored faster than pages came were refused, or cost others their slots."""
+    for _ in range(3):
+        daemon = daemons("--max-bytes", "256M", disk=False).start()
+        with daemon.client() as client:
+            blocks = client.namespace("m")
+            keys = [b"%d" % number for number in range(4096)]
+            assert blocks.put_many([(key, b"v") for key in keys]) == [True] * 4096
+            assert all(blocks.exists(keys))
+            assert client.stats().memory.evictions == 0
+        assert daemon.stop() == 0
+
+
 def test_dropped_sessions_of_a_living_process_hold_no_more_than_one(running):
     """Reservations of closed sessions were counted for nobody: 300 sessions, each dropped with
     a few slots reserved, took every slot for as long as their process lived."""
