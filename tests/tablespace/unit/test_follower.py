@@ -34,6 +34,7 @@ READS = {
     "get_many",
     "get_many_into",
     "match_prefix",
+    "prepare_reads",
     "stat",
     "stat_many",
     "stats",
