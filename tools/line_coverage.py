@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from coverage import CoverageData
+from coverage.exceptions import DataError
 from instrumented_venv import ROOT, build, packages_of
 
 ENVIRONMENT = ROOT / ".venv-coverage"
@@ -43,18 +44,27 @@ MEASURED = (
 )
 CRASHES = (
     "broken_read_queue",
+    "creations",
     "damaged_values",
+    "durability_modes",
     "failed_append",
     "full_disk",
+    "interrupts",
     "io_errors",
     "large_groups",
     "lost_files",
+    "policy_crashes",
     "recovery_of_damage",
+    "reserved_space",
+    "rotations_on_a_full_disk",
+    "salvage",
     "sequence_points",
+    "short_transfers",
 )
 TESTS = [
     *(f"tests/tablespace/{name}" for name in ("unit", "conformance", "format", "fuzz")),
     *(f"tests/tablespace/crash/test_{name}.py" for name in CRASHES),
+    "tests/tablespace/model/test_random_histories.py",
 ]
 # An exception from a signal strikes the tracer as well: coverage.py then drops its plugin, or a
 # function that cannot raise loses what the tracer raised. So each of these runs alone.
@@ -74,6 +84,7 @@ data_file = {data}
 include =
 {include}
 [report]
+precision = 1
 show_missing = true
 exclude_also =
     if TYPE_CHECKING:
@@ -160,17 +171,25 @@ class Tracer:
         coverage.py combines such data with no other, and it is left out.
         """
         whole = CoverageData(str(DATA))
+        if DATA.exists():
+            whole.read()
         for path in ENVIRONMENT.glob(f"{DATA.name}.*"):
             part = CoverageData(str(path))
-            part.read()
+            try:
+                part.read()
+            except DataError as error:
+                # Of a process that had to be killed.
+                print(f"left out: {error}", flush=True)
+                continue
             wanted = {file for file in part.measured_files() if file.endswith(".py")}
             traced = {
                 file: TRACER for file in part.measured_files() if part.file_tracer(file) == TRACER
             }
             whole.add_lines({file: part.lines(file) or () for file in (*wanted, *traced)})
             whole.add_file_tracers(traced)
-            path.unlink()
         whole.write()
+        for path in ENVIRONMENT.glob(f"{DATA.name}.*"):
+            path.unlink()  # A report would combine it once more.
 
     def report(self) -> int:
         """Print the lines not run; return 0 where enough were."""

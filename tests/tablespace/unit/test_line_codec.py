@@ -15,6 +15,8 @@ def lines() -> list[bytes]:
     writer.free("drop", 2**63 - 1, 9, b"c", 2**24 - 1, 2**24 - 1)
     writer.quarantine(11, 11, 3, 2**24 - 1)
     writer.restore(12, 11, 0, 0)
+    writer.claim(13, 13, 5, 2**21)
+    writer.release(14, 13, 2**24 - 1)
     return writer.getvalue().splitlines()
 
 
@@ -31,8 +33,8 @@ def test_a_line_is_json_and_says_what_was_written() -> None:
 
 def test_every_kind_of_line_is_read_back() -> None:
     parsed = [line_codec.parse(line) for line in lines()]
-    kinds = ["put", "put", "evict", "delete", "drop", "quarantine", "restore"]
-    assert [record["op"] for record in parsed] == kinds
+    kinds = "put put evict delete drop quarantine restore claim release"
+    assert [record["op"] for record in parsed] == kinds.split()
     assert parsed[0]["metadata"] == b"meta"
     assert parsed[1]["key"] == b"k" * 255
     assert parsed[1]["check"] == 2**64 - 1
@@ -40,9 +42,22 @@ def test_every_kind_of_line_is_read_back() -> None:
     assert (parsed[4]["container"], parsed[4]["slot"]) == (2**24 - 1, 2**24 - 1)
     assert (parsed[5]["container"], parsed[5]["slot"]) == (3, 2**24 - 1)
     assert json.loads(lines()[6])["at"] == [0, 0]
+    assert (parsed[7]["container"], parsed[7]["slot_bytes"]) == (5, 2**21)
+    assert parsed[8] == {"op": "release", "seq": 14, "grp": 13, "container": 2**24 - 1}
 
 
-@pytest.mark.parametrize("which", range(7))
+def test_what_a_writer_is_not_able_to_do_changes_nothing() -> None:
+    writer = line_codec.LineWriter()
+    writer.claim(13, 13, 5, 2**21)
+    before = writer.getvalue()
+    with pytest.raises(ValueError, match="unknown kind"):
+        writer.free("lend", 9, 9, b"a", 1, 2)
+    with pytest.raises(ValueError, match="only"):
+        writer.cut(len(before) + 1)
+    assert writer.getvalue() == before
+
+
+@pytest.mark.parametrize("which", range(9))
 def test_any_changed_byte_is_noticed(which: int) -> None:
     line = lines()[which]
     for at in range(len(line)):

@@ -191,7 +191,7 @@ def test_an_interrupted_waiter_leaves_the_queue_working(open_small: Opener) -> N
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     leader.start()
     inside.wait()
-    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
