@@ -299,12 +299,16 @@ class Arena:
         """
         if (ready := self.take_ready()) is not None or self._is_refused:
             return ready
+        if self._handed_slabs == self.geometry.slab_count:
+            # As ever after: this is asked before each eviction.
+            return self.take_ready()
         first, count = self._claim(self._unit_slabs)
         if count:
             try:
                 self._ahead.append(self._give_pages(first, count))
-            except OSError:
-                # The thread meets that too, and says so.
+            except OSError as error:
+                # The thread may be through already, and says nothing of slabs that it never had.
+                logger.error("the kernel gave no memory for slab %d: %s", first, error)
                 return None
             with self._claiming:
                 self._handed_slabs += count

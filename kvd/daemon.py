@@ -56,7 +56,8 @@ logger = logging.getLogger(__name__)
 
 def serve(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; return the exit status."""
-    allocator.hold_steady()
+    if not allocator.hold_steady():
+        logger.info("this C library takes no mallopt: resident memory may grow in steps")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     raise_limit()

@@ -136,6 +136,21 @@ def test_whoever_needs_room_takes_slabs_ahead_of_the_thread(arena, monkeypatch):
     assert arena.populated_slots == 16
 
 
+def test_a_slab_that_the_kernel_refuses_is_told_and_not_asked_for_again(
+    arena, monkeypatch, caplog
+):
+    asked = []
+
+    def refuse(self, offset, size_bytes):
+        asked.append(offset)
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(Pages, "populate", refuse)
+    assert arena.populate_now() is None and arena.populate_now() is None
+    assert asked == [0] and arena.populated_slots == 0
+    assert caplog.text.count("no memory for slab 0") == 1
+
+
 def test_the_heartbeat_moves_forward(arena):
     (first,) = struct.unpack_from("<Q", arena._index, HEARTBEAT_OFFSET)
     arena.beat()
